@@ -26,7 +26,7 @@ const (
 	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
 	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
 	CauseNoHandler   Cause = "no_handler"   // live workers have the queue, and none has a handler for the kind
-	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, the Worker that has one of them and its Until, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
+	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, the Worker that has one of them, Until its lease ends or the first is due, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
 	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
 	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Worker, Until, Pause as for a lane; or for a slot of its rate: Before, Until
 	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since; or that of one before it in its lane: Ahead
@@ -446,21 +446,20 @@ func (x *explaining) paused() {
 	}
 }
 
-// heldAhead adds to a reason who has one of the jobs that have the places, and until when: the one whose lease ends first. If
-// nobody has one of them, it adds when the first of them is due, unless that is now.
-func (x *explaining) heldAhead(ctx context.Context, r *Reason) error {
-	const read = `
-select id, holder, leased_until, run_at from (
-         select id, holder, leased_until, run_at from onceq.jobs where id = any ($1::bigint[])
-          union all
-         select id, null, null, run_at from onceq.job_waits where id = any ($1::bigint[])) j
- order by case when leased_until > statement_timestamp() then leased_until end, run_at, id
+// readHeldAhead gives the live job of lane or limit $1 whose lease ends first, or the one that is due first if nobody has any.
+var readHeldAhead = `
+select j.id, j.run_at, j.leased_until, j.holder from ` + liveIn("$1::text") + `
+ order by case when j.leased_until > statement_timestamp() then j.leased_until end, j.run_at, j.id
  limit 1`
+
+// heldAhead adds to a reason who has one of the jobs that have the places of a lane or a limit, and until when: the one whose lease
+// ends first. If nobody has any, it adds when the first of them is due, unless that is now.
+func (x *explaining) heldAhead(ctx context.Context, r *Reason, line string) error {
 	var id int64
 	var holder *int64
 	var until, due *time.Time
-	if err := x.q.send(ctx, x.db, reading, read, []any{r.Ahead}, each(func(rows pgx.Rows) error {
-		return rows.Scan(&id, &holder, &until, &due)
+	if err := x.q.send(ctx, x.db, reading, readHeldAhead, []any{line}, each(func(rows pgx.Rows) error {
+		return rows.Scan(&id, &due, &until, &holder)
 	})); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}

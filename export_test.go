@@ -148,9 +148,10 @@ var ReadAhead = readAhead
 var ReadStill = readStill
 
 var (
-	ReadLane     = readLane
-	PromoteCalls = promoteCalls
-	SweepMembers = sweepMembers
+	ReadLane      = readLane
+	ReadHeldAhead = readHeldAhead
+	PromoteCalls  = promoteCalls
+	SweepMembers  = sweepMembers
 )
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.

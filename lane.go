@@ -158,9 +158,9 @@ const leavePlaces = `left_place as (
 func liveIn(lane string) string {
 	return `onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and ` + placeOfJob + `
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and ` + placeOfJob + `
                union all
-               select id, null from onceq.job_waits where id = p.id and ` + placeOfWait + `
+               select id, run_at, null, null from onceq.job_waits where id = p.id and ` + placeOfWait + `
                offset 0) j
          where p.lane = ` + lane
 }
@@ -485,7 +485,7 @@ func (x *explaining) lane(ctx context.Context) error {
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case live >= r.Slots:
 		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, which are live, and %d others", j.Lane, r.Slots, firstOf(r.Ahead, live), r.Before)
-		if err := x.heldAhead(ctx, &r); err != nil {
+		if err := x.heldAhead(ctx, &r, j.Lane); err != nil {
 			return err
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"

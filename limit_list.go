@@ -188,7 +188,7 @@ select (select count(*) from (select from onceq.job_waits
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
 		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, which are live, and %d others",
 			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), r.Before)
-		if err := x.heldAhead(ctx, &r); err != nil {
+		if err := x.heldAhead(ctx, &r, j.line); err != nil {
 			return err
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"

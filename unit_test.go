@@ -644,6 +644,7 @@ var built = map[string]string{
 	"readUnset":               readUnset,
 	"readHangs":               readHangs,
 	"readStuck":               readStuck,
+	"readHeldAhead":           readHeldAhead,
 	"readLane":                readLane,
 	"readLanes":               readLanes,
 	"setLine slot":            "select " + laneSlot("$1::text"),

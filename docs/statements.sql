@@ -1515,14 +1515,6 @@ select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::
 -- explain.go: cancelAsked.read
 select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
 
--- explain.go: heldAhead.read
-select id, holder, leased_until, run_at from (
-         select id, holder, leased_until, run_at from onceq.jobs where id = any ($1::bigint[])
-          union all
-         select id, null, null, run_at from onceq.job_waits where id = any ($1::bigint[])) j
- order by case when leased_until > statement_timestamp() then leased_until end, run_at, id
- limit 1;
-
 -- explain.go: live.read
 select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint;
 
@@ -1562,6 +1554,17 @@ select (select count(*)
                 order by run_at, id
                 limit $7::int) j
          where p.priority <= $3::smallint);
+
+-- explain.go: readHeldAhead
+select j.id, j.run_at, j.leased_until, j.holder from onceq.lane_places p
+         cross join lateral (
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text
+ order by case when j.leased_until > statement_timestamp() then j.leased_until end, j.run_at, j.id
+ limit 1;
 
 -- explain.go: whyNot
 select statement_timestamp();
@@ -3881,17 +3884,17 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text limit coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1)) l),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text order by p.id limit 10),
        array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
@@ -3920,17 +3923,17 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
                                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane limit greatest($4::int, coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane order by p.id limit 10),
        w.waiting, w.delayed,
@@ -4032,16 +4035,16 @@ select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
@@ -4072,16 +4075,16 @@ select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,

@@ -49,9 +49,11 @@ func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) 
 
 // ask enqueues the job for a request.
 func (s *Scheduler) ask(ctx context.Context, tx pgx.Tx, kind, queue, name, request string) (int64, error) {
-	made, err := s.q.Enqueue(ctx, tx, onceq.Job{
-		Kind: kind, Queue: queue, Payload: name, MaxAttempts: maxAttempts, Metadata: map[string]string{metadataRequest: request},
-	})
+	job := onceq.Job{Kind: kind, Queue: queue, Payload: name, Metadata: map[string]string{metadataRequest: request}}
+	if request == renew { // the schedule stands still without it; what a person asks for ends soon, and can be asked for again
+		job.MaxAttempts = maxAttempts
+	}
+	made, err := s.q.Enqueue(ctx, tx, job)
 	return made.ID, err
 }
 

@@ -66,25 +66,6 @@ func TestAsk(t *testing.T) {
 	require.ErrorAs(t, err, &bad)
 }
 
-// What was asked for, as a tick, waits for a worker that can do it, however often others have failed.
-func TestAsk_GivesUpNoSoonerThanATick(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	owner := scheduler(t, db, onceqcron.Config{Owner: "shop"}, nightly())
-	require.NoError(t, owner.Register(ctx))
-	id, err := owner.Ask(ctx, nil, "nightly", onceqcron.AskFire())
-	require.NoError(t, err)
-	_, err = db.Pool.Exec(ctx, `update `+db.Schema+`.jobs set attempts = 1000 where id = $1`, id)
-	require.NoError(t, err)
-	other := scheduler(t, db, onceqcron.Config{Owner: "another shop"}, nightly())
-	require.Equal(t, onceq.StateRetrying, db.RunOne(other.Handlers()...).State)
-	_, err = db.Queue.Retry(ctx, db.Pool, id)
-	require.NoError(t, err)
-	require.Equal(t, onceq.StateCompleted, db.RunOne(owner.Handlers()...).State)
-	require.Len(t, fired(t, db), 1)
-}
-
 // The queue of the jobs that tick is the owner's, whoever lets a schedule go on, and follows Config.Queue when that changes.
 func TestQueue_IsTheOwners(t *testing.T) {
 	t.Parallel()

@@ -892,6 +892,26 @@ func TestClockSetBack(t *testing.T) {
 	next(2)
 }
 
+// A tick that the database's clock came to before it was set back does not happen again when it is due once more, nor does its line
+// change.
+func TestClockSetBack_WhatHasHappened(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	start := now(t, db)
+	times := at{start.Add(-3 * time.Hour), start.Add(-2 * time.Hour), start.Add(-time.Hour), start.Add(time.Hour)}
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "h", Timetable: times, Job: report.Job("x"), Missed: onceqcron.All(7)})
+	require.NoError(t, s.Register(t.Context()))
+	_, err := db.Pool.Exec(t.Context(), `insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, job_id) values ('h', $1, $1, 1, 'fired', 1), ('h', $2, $2, 1, 'fired', 2)`, times[0], times[2])
+	require.NoError(t, err)
+	overdue(t, db, "h", times[0])
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	require.Len(t, fired(t, db), 1)
+	require.WithinDuration(t, times[1], fired(t, db)[0], 0)
+	var lines int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from onceq.schedule_ticks where outcome = 'fired' and (at, job_id) in (($1, 1), ($2, 2))`, times[0], times[2]).Scan(&lines))
+	require.Equal(t, 2, lines)
+}
+
 // The times of a Timetable may be finer than the table's. Each is one tick.
 func TestTick_OfATimetableInNanoseconds(t *testing.T) {
 	t.Parallel()

@@ -16,8 +16,9 @@ import (
 // Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process,
 // after the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new
 // timetable from now on. Ticks of the old one that are overdue then are made up for at once, by its rule for missed ticks: Register
-// itself enqueues their jobs. It cannot know those of a Timetable of the code's that was there before: of these only the first counts, at
-// the next tick, and the others are in no line of the ledger. A schedule that nobody mentions stays: see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
+// itself calls JobFor and enqueues their jobs, and fails if the database refuses that. It cannot know those of a Timetable of the code's
+// that was there before: the first of these is treated as a tick when the schedule's job runs next, and the others are lost without a line
+// in the ledger. A schedule that nobody mentions stays: see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
 func (s *Scheduler) Register(ctx context.Context) error {
 	return s.within(ctx, nil, func(tx pgx.Tx) error {
 		same, still, err := s.unchanged(ctx, tx)
@@ -214,7 +215,7 @@ func (s *Scheduler) catchUp(ctx context.Context, tx pgx.Tx, one *Schedule, r *ro
 	if err != nil {
 		return false, nil
 	}
-	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now), r.now)
+	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now), r)
 	if err != nil {
 		return false, err
 	}

@@ -27,7 +27,7 @@ func TestReadSchedule_ReadsNoPastTicks(t *testing.T) {
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	text := strings.Join(plan, "\n")
-	require.Contains(t, text, "(at > statement_timestamp())", text)
+	require.Contains(t, text, "(at >= LEAST(schedules.next_at, statement_timestamp()))", text)
 	require.NotContains(t, text, "Rows Removed by Filter", text)
 	require.NotContains(t, text, "Seq Scan on schedule_ticks", text)
 }

@@ -142,7 +142,12 @@ func (s *Scheduler) within(ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) error
 	if tx != nil {
 		return pgx.BeginFunc(ctx, tx, fn)
 	}
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fn)
+	for try := 1; ; try++ { // a schedule and a key of its job may be locked in the other order by a tick
+		err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fn)
+		if err == nil || try == 3 || !onceq.IsRetryable(err) {
+			return err
+		}
+	}
 }
 
 // row is a schedule in the table.
@@ -154,7 +159,7 @@ type row struct {
 	changed                   *time.Time // when the timetable changed while next was overdue, of a timetable that nobody knew then
 	known                     *time.Time // ticks before this are removed from the ledger; nil: none were
 	now                       time.Time
-	fired                     []time.Time // the ticks that have happened after now, up to maxTicks: the database's clock was set back
+	fired                     []time.Time // the ticks that have happened from next or now on, up to maxTicks: the database's clock was set back
 }
 
 // unfired is the first tick of a timetable from next on that has not happened.
@@ -184,7 +189,7 @@ func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error 
 
 const readSchedule = `
 select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, known_from, clock_timestamp(),
-       array(select at from onceq.schedule_ticks where schedule = name and at > statement_timestamp() and outcome in ('fired', 'duplicate') order by at limit 10000)
+       array(select at from onceq.schedule_ticks where schedule = name and at >= least(next_at, statement_timestamp()) and outcome in ('fired', 'duplicate') order by at limit 10000)
   from onceq.schedules where name = $1`
 
 func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
@@ -285,7 +290,7 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 		return err
 	}
 	p := one.Missed.plan(one.Timetable, *r.next, r.changed, r.now)
-	marks, err := s.happen(ctx, tx, one, p, r.now)
+	marks, err := s.happen(ctx, tx, one, p, r)
 	if err != nil {
 		return err
 	}
@@ -325,12 +330,15 @@ update onceq.schedules
 }
 
 // happen enqueues the jobs of a plan, and returns its lines of the ledger.
-func (s *Scheduler) happen(ctx context.Context, tx pgx.Tx, one *Schedule, p plan, now time.Time) (marks []mark, err error) {
+func (s *Scheduler) happen(ctx context.Context, tx pgx.Tx, one *Schedule, p plan, r *row) (marks []mark, err error) {
 	if p.missed > 0 {
 		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
 	}
 	for _, at := range p.fire {
-		m, err := s.fire(ctx, tx, one, Tick{Schedule: one.Name, At: at, Now: now})
+		if slices.ContainsFunc(r.fired, at.Equal) {
+			continue
+		}
+		m, err := s.fire(ctx, tx, one, Tick{Schedule: one.Name, At: at, Now: r.now})
 		if err != nil {
 			return nil, err
 		}
@@ -398,17 +406,22 @@ func storable(err error) string {
 
 // note writes lines of the ledger.
 func (s *Scheduler) note(ctx context.Context, tx pgx.Tx, name string, marks []mark) error {
+	if len(marks) == 0 {
+		return nil
+	}
 	if err := tx.SendBatch(ctx, s.notes(name, marks)).Close(); err != nil {
 		return fmt.Errorf("onceqcron: writing the ledger of %q: %w", name, err)
 	}
 	return nil
 }
 
-// notes makes a batch of what writes lines of the ledger. A person may have fired a tick before.
+// notes makes a batch of what writes lines of the ledger. What has happened stays there: a tick that the database's clock came to
+// before it was set back is not missed.
 func (s *Scheduler) notes(name string, marks []mark) *pgx.Batch {
 	const write = `
 insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, job_id, note) values ($1, $2, $3, $4, $5, $6, nullif($7, ''))
-on conflict (schedule, at) do update set outcome = excluded.outcome, job_id = excluded.job_id, note = excluded.note, done_at = excluded.done_at`
+on conflict (schedule, at) do update set outcome = excluded.outcome, job_id = excluded.job_id, note = excluded.note, done_at = excluded.done_at
+ where schedule_ticks.outcome not in ('fired', 'duplicate')`
 	batch := &pgx.Batch{}
 	for _, m := range marks {
 		batch.Queue(s.sql(write), name, m.at, m.until, m.ticks, m.outcome, m.job, m.note)

@@ -419,6 +419,24 @@ func TestExplain_WhoHasThePlace(t *testing.T) {
 			require.Contains(t, r.Text, fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at ", first))
 			sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, first)
 			require.Zero(t, explained(t, db, second, cause)[0].Until, "a worker can have it now")
+
+			// It looks at all of them, and not only at those that it lists.
+			many := db
+			if job.Lane != "" {
+				require.NoError(t, many.Queue.SetLaneLimit(t.Context(), many.Pool, "k", "a", 12))
+			} else {
+				setLimit(t, many, "provider", onceq.Limit{AtOnce: 12})
+			}
+			for range 12 {
+				add(t, many, job)
+			}
+			held := 0
+			eventually(t, "all places are taken", func() bool { held += len(laneClaim(t, many.Queue, 20)); return held == 12 })
+			last := sqlOne[int64](t, many, `select max(id) from onceq.jobs`)
+			sqlRun(t, many, `update onceq.jobs set leased_until = null, holder = null, run_at = statement_timestamp() + interval '1 hour' where id <> $1`, last)
+			r = explained(t, many, sqlOne[int64](t, many, `select max(id) from onceq.job_waits`), cause)[0]
+			require.NotContains(t, r.Ahead, last)
+			require.Contains(t, r.Text, "the first lease among them lasts until")
 		})
 	}
 }

@@ -114,6 +114,7 @@ func callsIn(ctx context.Context, q *onceq.Queue, in onceq.DB) map[string]func()
 		"Actions":       func() error { _, err := q.Actions(ctx, in, onceq.ActionFilter{}); return err },
 		"Emit":          func() error { _, err := q.Emit(ctx, in, "s", "k", 1); return err },
 		"Event":         func() error { _, _, err := q.Event(ctx, in, "s", "k"); return err },
+		"AwaitEvent":    func() error { _, err := q.AwaitEvent(ctx, in, "s", "k"); return err },
 		"WouldRetry":    func() error { _, err := q.WouldRetry(ctx, in, all); return err },
 		"WouldRedrive":  func() error { _, err := q.WouldRedrive(ctx, in, all); return err },
 		"WouldDiscard":  func() error { _, err := q.WouldDiscard(ctx, in, all); return err },

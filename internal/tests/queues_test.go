@@ -411,7 +411,7 @@ func TestCitus_AWorkerOfManyBusyQueues(t *testing.T) {
 	}
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
-	require.NotContains(t, w.logged(), "level=WARN")
+	require.NotContains(t, w.logged(), "looking for jobs that are due failed")
 }
 
 // A worker that would be woken all the time announces nothing and looks by itself. When it is calmer, it is woken again.

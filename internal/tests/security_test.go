@@ -142,6 +142,11 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.True(t, first)
 						return err
 					}},
+					{"Queue.AwaitEvent", func() error {
+						payload, err := q.AwaitEvent(ctx, db.Pool, evil, evil)
+						require.Contains(t, string(payload), mark)
+						return err
+					}},
 					{"Queue.Event", func() error {
 						payload, emitted, err := q.Event(ctx, db.Pool, evil, evil)
 						require.True(t, emitted)

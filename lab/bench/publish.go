@@ -90,12 +90,10 @@ func (r *report) keep(before report) {
 	for _, res := range before.Results {
 		known[of(res)] = known[of(res)] || res.Unit != ""
 	}
-	r.Results = slices.DeleteFunc(r.Results, func(res *result) bool {
-		return res.Peer != "onceq" && !measured[of(res)] && known[of(res)]
-	})
+	r.Results = slices.DeleteFunc(r.Results, func(res *result) bool { return !measured[of(res)] && known[of(res)] })
 	for _, res := range before.Results {
 		switch {
-		case ran[res.Test] && (res.Peer == "onceq" || measured[of(res)] || !known[of(res)]):
+		case ran[res.Test] && (measured[of(res)] || !known[of(res)]):
 			continue
 		case ran[res.Test]:
 			res.Earlier, res.Ratio = true, 0
