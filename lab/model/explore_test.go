@@ -16,43 +16,48 @@ type move[S comparable] struct {
 // nothing may get stuck: from each of them one that is over must be reachable, and stuck says what it means if not.
 func explore[S comparable](first S, next func(S) []move[S], wrong func(S) string, over func(S) bool, stuck string) (states int, what string) {
 	all := []S{first}
-	place := map[S]int32{first: 0}       // in all
-	from, by := []int32{0}, []string{""} // how a state was reached first
-	before := [][]int32{nil}             // from where a state can be reached
+	place := map[S]int32{first: 0} // in all
+	from := []int32{0}             // how a state was reached first
+	var to []int32                 // where the moves lead, those of one state behind those of the one before
+	var end []int                  // of a state's moves in to
 	trace := func(s int32, what string) string {
 		var steps []string
 		for ; s != 0; s = from[s] {
-			steps = append(steps, by[s])
+			moves := next(all[from[s]])
+			steps = append(steps, moves[slices.IndexFunc(moves, func(m move[S]) bool { return m.to == all[s] })].name)
 		}
 		slices.Reverse(steps)
 		return strings.Join(append([]string{what}, steps...), "\n\t")
 	}
-	var ends []int32
+	var can []bool // whether an end can be reached
 	for i := int32(0); int(i) < len(all); i++ {
 		s := all[i]
 		if what := wrong(s); what != "" {
 			return len(all), trace(i, what)
 		}
-		if over(s) {
-			ends = append(ends, i)
-		}
+		can = append(can, over(s))
 		for _, m := range next(s) {
 			at, ok := place[m.to]
 			if !ok {
 				at = int32(len(all))
 				place[m.to] = at
-				all, from, by, before = append(all, m.to), append(from, i), append(by, m.name), append(before, nil)
+				all, from = append(all, m.to), append(from, i)
 			}
-			before[at] = append(before[at], i)
+			to = append(to, at)
 		}
+		end = append(end, len(to))
 	}
-	can := make([]bool, len(all))
-	for len(ends) > 0 {
-		s := ends[len(ends)-1]
-		ends = ends[:len(ends)-1]
-		if !can[s] {
-			can[s] = true
-			ends = append(ends, before[s]...)
+	for again := true; again; { // most moves lead onward, so a few rounds from the back are enough
+		again = false
+		for i, last := len(all)-1, len(to); i >= 0; i-- {
+			first := 0
+			if i > 0 {
+				first = end[i-1]
+			}
+			if !can[i] && slices.ContainsFunc(to[first:last], func(s int32) bool { return can[s] }) {
+				can[i], again = true, true
+			}
+			last = first
 		}
 	}
 	if s := slices.Index(can, false); s >= 0 {
