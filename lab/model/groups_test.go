@@ -11,11 +11,16 @@ import (
 // snapshot has no unfinished member. The second member was claimed before the group was made: its worker does not know that its
 // end must be told, and a sweep finds it. Once somebody may cancel the follower while it waits. It is in the history until a redrive,
 // and then waits as before.
+//
+// Where a dead member ends the follower, a promoter that finds this leaves a call and commits. Then, in another transaction, it locks
+// the follower, looks again and cancels it. It may crash before that. A follower that has ended in this way runs when it is redriven,
+// unless a member is unfinished. A member that was discarded is as one that was cancelled.
 const groupJobs = 3 // the last one is added by the first one's completion
 
 // groupVariant is a mistake that the checks must find, or what a dead member means.
 type groupVariant struct {
-	waits bool // for a dead member, until somebody redrives or discards it; otherwise the follower runs without it
+	waits   bool // for a dead member, until somebody redrives or discards it
+	cancels bool // a dead or discarded member ends the follower, too; without waits and cancels, the follower runs
 
 	callsIfLast    bool // a completion writes a call only if it sees no other row
 	eatsLateCalls  bool // a promoter deletes calls that came after its snapshot
@@ -28,6 +33,11 @@ type groupVariant struct {
 	goesStraightOn bool // a redriven follower waits only if its redrive sees an unfinished member
 	forgetsRule    bool // a redriven follower does not wait for dead members any more
 	callsNobody    bool // a redriven follower waits again, and no promoter is told
+	runsBesideDead bool // who lets the follower go on does not look for dead members
+	cancelsBlindly bool // who cancels the follower does not look again
+	looksTooEarly  bool // who cancels the follower looks again in the snapshot of the statement that locks it
+	cancelsOnce    bool // a promoter that finds that the follower is to be cancelled leaves no call
+	forgetsEnd     bool // nobody notes that it was a dead member that ended the follower
 }
 
 type groupPlace int8
@@ -36,6 +46,7 @@ const (
 	unborn groupPlace = iota
 	unfinished
 	deadMember
+	discardedMember // it was dead
 	finished
 )
 
@@ -48,9 +59,12 @@ type groupMember struct {
 }
 
 type groupPromoter struct {
-	phase int8 // 0 idle; 1 has the lock; 2 has looked
-	calls bool
-	admit bool
+	// 0 idle; 1 has the lock; 2 has looked. If it is to cancel the follower, after that commit: 3 has no lock any more; 4 has it again;
+	// 5 has looked again; 6 has looked again without the lock.
+	phase  int8
+	calls  bool
+	admit  bool
+	cancel bool
 }
 
 type groupState struct {
@@ -61,6 +75,7 @@ type groupState struct {
 	left      int8 // the number, for subtracts
 	follower  int8 // how often it became live
 	away      bool // the follower was cancelled, and is in the history
+	ended     bool // by a promoter, because of a dead member
 	returned  bool // it was redriven
 	broken    string
 }
@@ -71,10 +86,35 @@ func (s *groupState) rows(v groupVariant, i int) bool {
 		if k == i {
 			continue
 		}
-		if m.place == finished && m.silent || m.place == deadMember && m.silent {
+		if m.place > unfinished && m.silent {
 			return true // the row still says unfinished
 		}
 		if m.place == unfinished && !(v.forgetsDead && m.deaths > 0) || m.place == deadMember && v.waits && !(v.forgetsRule && s.returned) {
+			return true
+		}
+	}
+	return false
+}
+
+// dead says whether a snapshot has the row of a dead or discarded member.
+func (s *groupState) dead() bool {
+	for _, m := range s.members {
+		if (m.place == deadMember || m.place == discardedMember) && !m.silent {
+			return true
+		}
+	}
+	return false
+}
+
+// mustEnd says whether a snapshot has a follower that is to be cancelled.
+func (s *groupState) mustEnd(v groupVariant) bool {
+	return s.follower == 0 && !s.away && !s.rows(v, -1) && v.cancels && s.dead() && !(v.forgetsRule && s.returned)
+}
+
+// locked says whether a promoter has the lock, and so the follower's row.
+func (s *groupState) locked() bool {
+	for _, p := range s.promoters {
+		if p.phase != 0 && p.phase != 3 && p.phase != 6 {
 			return true
 		}
 	}
@@ -93,6 +133,9 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 				if m.place == unfinished || n.adding || m.place == deadMember && v.waits {
 					n.broken = "the follower ran before a member was done"
 				}
+			}
+			if v.cancels && n.dead() && !s.ended { // who redrives one that ended wants it to run
+				n.broken = "the follower ran beside a dead member"
 			}
 		}
 		all = append(all, move[groupState]{name, n})
@@ -125,11 +168,14 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 				n.left--
 				m.tx = 0
 			})
-		case m.place == deadMember && m.deaths == 1 && s.follower == 0 && (v.redrivesFreely || s.promoters[0].phase+s.promoters[1].phase == 0):
+		case m.place == deadMember && m.deaths == 1 && s.follower == 0 && (v.redrivesFreely || !s.locked()):
 			// A redrive takes the promoters' lock: what the member adds then must not come between a look and its commit.
 			does("is redriven", func(n *groupState, m *groupMember) { m.place = unfinished; n.left++ })
 		case m.place == deadMember && v.waits:
 			does("is discarded", func(n *groupState, m *groupMember) { m.place, n.called = finished, true })
+		}
+		if v.cancels && m.place == deadMember && !m.silent { // of one that is gone before it was told, nobody knows that it was dead
+			does("is discarded", func(n *groupState, m *groupMember) { m.place, n.called = discardedMember, true })
 		}
 	}
 	for i, m := range s.members {
@@ -141,18 +187,18 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 			})
 		}
 	}
-	if s.follower == 0 && s.promoters[0].phase+s.promoters[1].phase == 0 { // a promoter has the follower's row locked
+	if s.follower == 0 && !s.locked() { // a promoter has the follower's row locked
 		if !s.away && !s.returned {
 			step("the follower is cancelled", func(n *groupState) { n.away = true })
 		}
 		if s.away {
 			step("the follower is redriven", func(n *groupState) {
-				n.away, n.returned = false, true
+				n.away, n.ended, n.returned = false, false, true
 				open := false
 				for _, m := range n.members {
 					open = open || m.place == unfinished
 				}
-				if v.goesStraightOn && !open {
+				if (v.goesStraightOn || s.ended) && !open {
 					n.follower++
 				}
 				n.called = n.called || !v.callsNobody
@@ -163,18 +209,18 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 		step("the member is added", func(n *groupState) { n.adding = false; n.members[groupJobs-1].place = unfinished; n.left++ })
 	}
 	for i, p := range s.promoters {
-		other := s.promoters[1-i]
 		does := func(what string, do func(n *groupState, p *groupPromoter)) {
 			step(fmt.Sprintf("promoter %d %s", i, what), func(n *groupState) { do(n, &n.promoters[i]) })
 		}
 		switch {
-		case p.phase == 0 && s.called && (other.phase == 0 || v.noLock):
+		case p.phase == 0 && s.called && (!s.locked() || v.noLock):
 			does("gets the lock", func(n *groupState, p *groupPromoter) { p.phase = 1 })
 		case p.phase == 1:
 			does("looks", func(n *groupState, p *groupPromoter) {
 				p.phase, p.calls = 2, n.called
 				n.called = n.called && v.noLock
-				p.admit = n.follower == 0 && !n.away && !n.rows(v, -1)
+				p.cancel = n.mustEnd(v) && !v.runsBesideDead
+				p.admit = n.follower == 0 && !n.away && !n.rows(v, -1) && !p.cancel
 				if v.subtracts {
 					p.admit = n.follower == 0 && !n.away && n.left <= 0
 				}
@@ -187,12 +233,38 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 				if p.admit && (n.follower == 0 || v.noLock) {
 					n.follower++
 				}
+				if p.cancel {
+					n.called = n.called || !v.cancelsOnce
+					*p = groupPromoter{phase: 3}
+					return
+				}
 				*p = groupPromoter{}
 			})
 			does("is rolled back", func(n *groupState, p *groupPromoter) {
 				n.called = n.called || p.calls
 				*p = groupPromoter{}
 			})
+		case p.phase >= 3:
+			does("crashes, or finds the follower locked or gone", func(n *groupState, p *groupPromoter) { *p = groupPromoter{} })
+			free := !s.locked() && s.follower == 0 && !s.away
+			switch {
+			case p.phase == 3 && v.looksTooEarly:
+				does("looks again", func(n *groupState, p *groupPromoter) { p.phase, p.cancel = 6, n.mustEnd(v) })
+			case p.phase == 3 && free:
+				does("locks the follower", func(n *groupState, p *groupPromoter) { p.phase = 4 })
+			case p.phase == 4:
+				does("looks again", func(n *groupState, p *groupPromoter) { p.phase, p.cancel = 5, n.mustEnd(v) || v.cancelsBlindly })
+			case p.phase == 6 && free:
+				does("locks the follower", func(n *groupState, p *groupPromoter) { p.phase = 5 })
+			case p.phase == 5 && p.cancel:
+				does("cancels the follower", func(n *groupState, p *groupPromoter) {
+					if !n.mustEnd(groupVariant{cancels: true}) {
+						n.broken = "the follower was cancelled, and not because of a dead member"
+					}
+					n.away, n.ended = true, !v.forgetsEnd
+					*p = groupPromoter{}
+				})
+			}
 		}
 	}
 	return all
@@ -228,7 +300,7 @@ func (v groupVariant) explore() (states int, wrong string) {
 // The follower runs once, when all members are done, in every order of steps.
 func TestGroups(t *testing.T) {
 	t.Parallel()
-	for _, v := range []groupVariant{{}, {waits: true}} {
+	for _, v := range []groupVariant{{}, {waits: true}, {cancels: true}} {
 		states, wrong := v.explore()
 		t.Log(states, "states")
 		if wrong != "" || states < 300 {
@@ -253,6 +325,13 @@ func TestGroups_FindsMistakes(t *testing.T) {
 		"a redriven follower goes straight on": {waits: true, goesStraightOn: true},
 		"a redriven follower forgets its rule": {waits: true, forgetsRule: true},
 		"a redriven follower calls nobody":     {callsNobody: true},
+
+		"a follower runs beside a dead member":   {cancels: true, runsBesideDead: true},
+		"a follower is cancelled without a look": {cancels: true, cancelsBlindly: true},
+		"a look in the statement that locks":     {cancels: true, looksTooEarly: true},
+		"a follower is found only once":          {cancels: true, cancelsOnce: true},
+		"nobody knows why a follower ended":      {cancels: true, forgetsEnd: true},
+		"a redriven follower is not cancelled":   {cancels: true, forgetsRule: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
