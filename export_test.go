@@ -89,13 +89,13 @@ const FenceFree = fenceFree
 // RescanTurn is a statement.
 const RescanTurn = rescanTurn
 
-// FailAll writes the outcomes of several leases at once, as a worker does.
-func (q *Queue) FailAll(ctx context.Context, leases []*Lease, err error) error {
+// FailAll writes the outcomes of several leases at once, as a worker does, inside db.
+func (q *Queue) FailAll(ctx context.Context, db DB, leases []*Lease, err error) error {
 	var outcomes []outcome
 	for _, l := range leases {
 		outcomes = append(outcomes, l.failure(err))
 	}
-	_, _, failed := q.finish(ctx, q.pool, hot, outcomes)
+	_, _, failed := q.finish(ctx, db, hot, outcomes)
 	return failed
 }
 

@@ -1661,7 +1661,7 @@ func TestFinish_HeedsCancelsOfEachStatement(t *testing.T) {
 	state, err := q.Cancel(ctx, db.Pool, plain.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateRunning, state)
-	require.NoError(t, q.FailAll(ctx, leases, onceq.Snooze(24*time.Hour)))
+	require.NoError(t, q.FailAll(ctx, db.Pool, leases, onceq.Snooze(24*time.Hour)))
 	for id, want := range map[int64]onceq.State{plain.ID: onceq.StateCancelled, laned.ID: onceq.StateDelayed} {
 		job, err := q.Get(ctx, db.Pool, id)
 		require.NoError(t, err)

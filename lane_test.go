@@ -28,7 +28,8 @@ type laneScene struct {
 	waiting                 []int64
 }
 
-func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shares bool) *laneScene {
+// rule is that of all but the dead one and the cancelled one.
+func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shares bool, rule onceq.LaneRule) *laneScene {
 	t.Helper()
 	ctx := context.Background()
 	s := &laneScene{db: db, kind: onceq.Kind[int]{Name: "in-lane", LaneFamily: family, Lane: func(int) string { return "a" }}}
@@ -59,6 +60,7 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shar
 	require.NoError(t, err)
 	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 3))
 	share(3)
+	s.kind.LaneRule = rule
 	for range 6 {
 		s.waiting = append(s.waiting, add())
 	}
@@ -113,10 +115,26 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 	"limit 4": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.SetLaneLimit(ctx, tx, s.kind.LaneFamily, "a", 4)
 	},
+	"limit 0": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLaneLimit(ctx, tx, s.kind.LaneFamily, "", 0)
+	},
 	"remove the limit": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.RemoveLaneLimit(ctx, tx, s.kind.LaneFamily, "")
 	},
+	"fail": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.FailAll(ctx, tx, []*onceq.Lease{s.first}, onceq.RetryAfter(time.Microsecond, errors.New("again")))
+	},
+	"die": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.FailAll(ctx, tx, []*onceq.Lease{s.first}, onceq.Fatal(errors.New("no")))
+	},
 }
+
+// laneRules are the rules of the jobs in a scene with these moves. A job that fails lets the others by, and one that dies stops
+// the lane.
+var laneRules = map[string]onceq.LaneRule{"fail": onceq.Overtake, "die": onceq.StopLane}
+
+// ownLevel are the moves that only the library's own transactions make. Those are always at READ COMMITTED.
+var ownLevel = map[string]bool{"promote": true, "fail": true, "die": true}
 
 // A look that fails at its first statement with columns, as when the connection breaks there, is an error and ends no process.
 func TestLane_APromoterOutlastsAFailedLook(t *testing.T) {
@@ -192,12 +210,12 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 				for _, a := range names {
 					for _, b := range names {
 						for _, commit := range []bool{true, false} {
-							if level != pgx.ReadCommitted && (a == "promote" || !commit) {
-								continue // promoters are always at that level
+							if level != pgx.ReadCommitted && (ownLevel[a] || !commit) {
+								continue
 							}
 							n++
 							t.Run(fmt.Sprint(a, ", then ", b, ", commit ", commit), func(t *testing.T) {
-								lanePair(t, newLaneScene(t, db, fmt.Sprint("family", n), limit, shares), moves, level, a, b, commit)
+								lanePair(t, newLaneScene(t, db, fmt.Sprint("family", n), limit, shares, laneRules[a]|laneRules[b]), moves, level, a, b, commit)
 							})
 						}
 					}
@@ -209,16 +227,17 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 
 // laneRow says which moves change the same row, and so wait for each other.
 var laneRow = map[string]string{
-	"complete": "first", "complete and lease": "first", "give back": "first",
+	"complete": "first", "complete and lease": "first", "give back": "first", "fail": "first", "die": "first",
 	"redrive the dead one": "history", "redrive the cancelled one": "history", "discard": "history",
-	"limit 1": "limit", "remove the limit": "limit",
+	"limit 0": "limit", "limit 1": "limit", "remove the limit": "limit",
 	"share 1": "share", "share 4": "share", "rate": "share", "remove the share": "share",
 }
 
 func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, level pgx.TxIsoLevel, a, b string, commit bool) {
 	ctx := context.Background()
-	check := func() { require.NoError(t, s.db.Check()) }
-	tx, err := s.db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	q, pool := s.db.Queue, s.db.Pool
+	check := func() { t.Helper(); require.NoError(t, s.db.Check()) }
+	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
 	require.NoError(t, moves[a](ctx, s, tx))
@@ -226,10 +245,10 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	done := make(chan error, 1)
 	go func() {
 		other := level
-		if b == "promote" {
+		if ownLevel[b] {
 			other = pgx.ReadCommitted
 		}
-		done <- pgx.BeginTxFunc(ctx, s.db.Pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return moves[b](ctx, s, tx) })
+		done <- pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return moves[b](ctx, s, tx) })
 	}()
 	const blocked = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
 	var waits bool
@@ -239,7 +258,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 			done <- err
 			err = errDone
 		case <-time.After(5 * time.Millisecond):
-			require.NoError(t, s.db.Pool.QueryRow(ctx, blocked).Scan(&waits))
+			require.NoError(t, pool.QueryRow(ctx, blocked).Scan(&waits))
 		}
 	}
 	sameRow := a == b || laneRow[a] != "" && laneRow[a] == laneRow[b]
@@ -270,9 +289,12 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 		}
 		check()
 	}
-	require.NoError(t, s.db.Queue.SetLaneLimit(ctx, s.db.Pool, s.kind.LaneFamily, "", 1))
+	if _, err := q.Redrive(ctx, pool, s.first.ID); err != nil { // if it is dead, the lane stands still until then
+		require.ErrorIs(t, err, onceq.ErrNotFound)
+	}
+	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 1))
 	if s.kind.Limit != nil {
-		require.NoError(t, s.db.Queue.SetLimit(ctx, s.db.Pool, s.kind.LaneFamily, onceq.Limit{AtOnce: 1}))
+		require.NoError(t, q.SetLimit(ctx, pool, s.kind.LaneFamily, onceq.Limit{AtOnce: 1}))
 	}
 	finishLane(t, s.db)
 }
@@ -437,7 +459,7 @@ func TestLane_JobsThatAreLetInTogetherKeepTheirOrder(t *testing.T) {
 				return err
 			},
 			"a failure": func(q *onceq.Queue, db onceq.DB, leases []*onceq.Lease) error {
-				return q.FailAll(ctx, leases, errors.New("again"))
+				return q.FailAll(ctx, db, leases, errors.New("again"))
 			},
 		} {
 			t.Run(what+", by "+by, func(t *testing.T) {
