@@ -127,6 +127,16 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 	"die": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.FailAll(ctx, tx, []*onceq.Lease{s.first}, onceq.Fatal(errors.New("no")))
 	},
+	"pause the queue": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.PauseQueue(ctx, tx, onceq.DefaultQueue, "")
+	},
+	"pause the kind": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.PauseKind(ctx, tx, s.kind.Name, "")
+	},
+	"resume": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		_, err := s.db.Queue.ResumeQueue(ctx, tx, onceq.DefaultQueue)
+		return err
+	},
 }
 
 // laneRules are the rules of the jobs in a scene with these moves. A job that fails lets the others by, and one that dies stops
@@ -183,7 +193,8 @@ var shareMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) e
 }
 
 // Every pair of what may happen to a lane, the second while the first is not committed, in three isolation levels. Nobody
-// waits but for the same row, the limit holds in every snapshot in between, and in the end all jobs run.
+// waits but for the same row, the limit holds in every snapshot in between, what is paused is not claimed, and in the end all jobs
+// run.
 func TestLane_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
 	everyPair(t, laneMoves, false)
@@ -231,12 +242,16 @@ var laneRow = map[string]string{
 	"redrive the dead one": "history", "redrive the cancelled one": "history", "discard": "history",
 	"limit 0": "limit", "limit 1": "limit", "remove the limit": "limit",
 	"share 1": "share", "share 4": "share", "rate": "share", "remove the share": "share",
+	"pause the queue": "queue", "resume": "queue",
 }
 
 func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, level pgx.TxIsoLevel, a, b string, commit bool) {
 	ctx := context.Background()
 	q, pool := s.db.Queue, s.db.Pool
 	check := func() { t.Helper(); require.NoError(t, s.db.Check()) }
+	if a == "resume" || b == "resume" {
+		require.NoError(t, q.PauseQueue(ctx, pool, onceq.DefaultQueue, ""))
+	}
 	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
@@ -283,6 +298,14 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 		require.NoError(t, err)
 	}
 	check()
+	paused, err := q.Pauses(ctx, pool)
+	require.NoError(t, err)
+	if len(paused) > 0 { // nothing has asked what is paused since the moves, so the claim asks
+		leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+		require.NoError(t, err)
+		require.Empty(t, leases, "a job is claimed, and %v", paused)
+		check()
+	}
 	for _, l := range []*onceq.Lease{s.first, s.second} {
 		if err := l.Complete(ctx, nil); err != nil {
 			require.ErrorIs(t, err, onceq.ErrLeaseLost)
@@ -295,6 +318,12 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 1))
 	if s.kind.Limit != nil {
 		require.NoError(t, q.SetLimit(ctx, pool, s.kind.LaneFamily, onceq.Limit{AtOnce: 1}))
+	}
+	if len(paused) > 0 {
+		_, err := q.ResumeQueue(ctx, pool, onceq.DefaultQueue)
+		require.NoError(t, err)
+		_, err = q.ResumeKind(ctx, pool, s.kind.Name)
+		require.NoError(t, err)
 	}
 	finishLane(t, s.db)
 }
