@@ -74,6 +74,39 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shar
 	return s
 }
 
+// most gives how many jobs of the lane, and of its limit, may be live by now, and whether a dead job stops the lane: then no more
+// come in.
+func (s *laneScene) most(t *testing.T) (lane, share int, stopped bool) {
+	t.Helper()
+	ctx := context.Background()
+	require.NoError(t, s.db.Pool.QueryRow(ctx, `select exists (select from onceq.lane_stops)`).Scan(&stopped))
+	if !stopped {
+		var err error
+		lane, err = s.db.Queue.LaneLimit(ctx, s.db.Pool, s.kind.LaneFamily, "a")
+		require.NoError(t, err)
+	}
+	if s.kind.Limit != nil {
+		info, err := s.db.Queue.Limit(ctx, s.db.Pool, s.kind.LaneFamily)
+		require.NoError(t, err)
+		share = info.Limit.AtOnce
+	}
+	return lane, share, stopped
+}
+
+// live gives how many are.
+func (s *laneScene) live(t *testing.T) (lane, share int) {
+	t.Helper()
+	const count = `select count(*) filter (where lane = $1), count(*) filter (where lane = $2) from onceq.lane_places`
+	require.NoError(t, s.db.Pool.QueryRow(context.Background(), count, s.kind.LaneFamily+"/a", "/"+s.kind.LaneFamily).Scan(&lane, &share))
+	return lane, share
+}
+
+// look does all that a promoter does, in transactions of its own.
+func look(ctx context.Context, q *onceq.Queue) error {
+	_, err := q.Claim(ctx, onceq.ClaimOptions{Queue: "none"})
+	return err
+}
+
 // laneMoves are what may happen to a lane, each in a transaction.
 var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) error{
 	"complete":        func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Complete(ctx, tx) },
@@ -298,6 +331,9 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 		require.NoError(t, err)
 	}
 	check()
+	// Nothing is open any more, so what comes in from here on keeps to what holds now, also where a limit was lowered.
+	laneMost, shareMost, stopped := s.most(t)
+	lane, share := s.live(t)
 	paused, err := q.Pauses(ctx, pool)
 	require.NoError(t, err)
 	if len(paused) > 0 { // nothing has asked what is paused since the moves, so the claim asks
@@ -309,11 +345,21 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	for _, l := range []*onceq.Lease{s.first, s.second} {
 		if err := l.Complete(ctx, nil); err != nil {
 			require.ErrorIs(t, err, onceq.ErrLeaseLost)
+		} else {
+			lane, share = lane-1, share-1
 		}
 		check()
 	}
-	if _, err := q.Redrive(ctx, pool, s.first.ID); err != nil { // if it is dead, the lane stands still until then
-		require.ErrorIs(t, err, onceq.ErrNotFound)
+	if stopped {
+		require.NoError(t, look(ctx, q))
+		check()
+	}
+	laneNow, shareNow := s.live(t)
+	require.LessOrEqual(t, laneNow, max(lane, laneMost), "live in the lane")
+	require.LessOrEqual(t, shareNow, max(share, shareMost), "live in the limit")
+	if stopped {
+		_, err := q.Redrive(ctx, pool, s.first.ID)
+		require.NoError(t, err)
 	}
 	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 1))
 	if s.kind.Limit != nil {
