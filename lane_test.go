@@ -207,10 +207,16 @@ end $$`)
 
 // shareMoves are what may happen to a limit that the jobs of a lane have.
 var shareMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) error{
-	"complete": laneMoves["complete"], "complete second": laneMoves["complete second"], "promote": laneMoves["promote"], "enqueue": laneMoves["enqueue"],
-	"cancel the next": laneMoves["cancel the next"], "cancel a live one": laneMoves["cancel a live one"], "redrive the dead one": laneMoves["redrive the dead one"],
-	"limit 1": laneMoves["limit 1"], "limit 4": laneMoves["limit 4"],
-	"give back": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Release(ctx) }, // on a connection of its own
+	"complete": laneMoves["complete"], "complete second": laneMoves["complete second"], "complete and lease": laneMoves["complete and lease"],
+	"promote": laneMoves["promote"], "enqueue": laneMoves["enqueue"], "fail": laneMoves["fail"],
+	"cancel the next": laneMoves["cancel the next"], "cancel a live one": laneMoves["cancel a live one"],
+	"redrive the dead one": laneMoves["redrive the dead one"], "redrive the cancelled one": laneMoves["redrive the cancelled one"], "discard": laneMoves["discard"],
+	"limit 1": laneMoves["limit 1"], "limit 4": laneMoves["limit 4"], "remove the limit": laneMoves["remove the limit"],
+	"pause the kind": laneMoves["pause the kind"],
+	"give back":      func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Release(ctx) }, // on a connection of its own
+	"share 0": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLimit(ctx, tx, s.kind.LaneFamily, onceq.Limit{})
+	},
 	"share 1": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.SetLimit(ctx, tx, s.kind.LaneFamily, onceq.Limit{AtOnce: 1})
 	},
@@ -274,7 +280,7 @@ var laneRow = map[string]string{
 	"complete": "first", "complete and lease": "first", "give back": "first", "fail": "first", "die": "first",
 	"redrive the dead one": "history", "redrive the cancelled one": "history", "discard": "history",
 	"limit 0": "limit", "limit 1": "limit", "remove the limit": "limit",
-	"share 1": "share", "share 4": "share", "rate": "share", "remove the share": "share",
+	"share 0": "share", "share 1": "share", "share 4": "share", "rate": "share", "remove the share": "share",
 	"pause the queue": "queue", "resume": "queue",
 }
 
