@@ -250,8 +250,8 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 	names := slices.Sorted(maps.Keys(moves))
 	for _, limit := range []int{1, 3} {
 		for _, level := range levels {
-			if limit == 1 && level != pgx.ReadCommitted {
-				continue
+			if shares && limit == 1 && level != pgx.ReadCommitted {
+				continue // a lane alone is tried there, which takes less time
 			}
 			t.Run(fmt.Sprint(level, ", limit ", limit), func(t *testing.T) {
 				t.Parallel()
@@ -378,6 +378,8 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 		require.NoError(t, err)
 	}
 	finishLane(t, s.db)
+	_, err = pool.Exec(ctx, `delete from onceq.job_history`) // each check reads all of it
+	require.NoError(t, err)
 }
 
 var errDone = errors.New("done")
