@@ -21,6 +21,7 @@ import (
 // one was claimed before anybody waited for it. An older job is leased, and another one unclaimed, for which nobody waits.
 type groupScene struct {
 	db                                 *queuetest.DB
+	rule                               onceq.DeadRule
 	then                               int64
 	first, second, untold, strange     *onceq.Lease
 	dead, cancelled, unclaimed, nobody int64
@@ -32,7 +33,7 @@ var groupPart, groupWhole = onceq.Kind[int]{Name: "part"}, onceq.Kind[int]{Name:
 func newGroupScene(t *testing.T, db *queuetest.DB, rule onceq.DeadRule) *groupScene {
 	t.Helper()
 	ctx := context.Background()
-	s := &groupScene{db: db}
+	s := &groupScene{db: db, rule: rule}
 	q, pool := db.Queue, db.Pool
 	enqueue := func() int64 {
 		r, err := q.Enqueue(ctx, pool, groupPart.Job(0))
@@ -65,6 +66,51 @@ func newGroupScene(t *testing.T, db *queuetest.DB, rule onceq.DeadRule) *groupSc
 	return s
 }
 
+// groupMember says which member a move ends, brings back or waits for.
+var groupMember = map[string]string{
+	"complete": "first", "die": "first",
+	"redrive the dead one": "dead", "discard": "dead", "wait for the dead one": "dead",
+	"redrive the cancelled one": "cancelled",
+}
+
+// completeOthers completes all members but those of the moves, so that these decide what becomes of the job that waits.
+func (s *groupScene) completeOthers(t *testing.T, moves ...string) {
+	t.Helper()
+	ctx := context.Background()
+	q, pool := s.db.Queue, s.db.Pool
+	of := make(map[string]bool)
+	for _, move := range moves {
+		of[groupMember[move]] = true
+	}
+	for member, id := range map[string]int64{"dead": s.dead, "cancelled": s.cancelled} {
+		if !of[member] {
+			_, err := q.Redrive(ctx, pool, id)
+			require.NoError(t, err)
+		}
+	}
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	for _, l := range append(leases, s.second, s.untold) {
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	require.NoError(t, look(ctx, q)) // nobody tells the end of the one that was claimed before
+	if !of["first"] {
+		require.NoError(t, s.first.Complete(ctx, nil))
+	}
+	require.NoError(t, s.db.Check())
+}
+
+// stops says of a member that is finished that the job which waits does not run because of it.
+func (s *groupScene) stops(m onceq.Member) bool {
+	switch s.rule {
+	case onceq.DeadWait:
+		return m.State == onceq.StateDead
+	case onceq.DeadCancel:
+		return m.State == onceq.StateDead || m.State == onceq.StateCancelled
+	}
+	return false
+}
+
 // groupMoves are what may happen to a group, each in a transaction.
 var groupMoves = map[string]func(ctx context.Context, s *groupScene, tx pgx.Tx) error{
 	"complete":         func(ctx context.Context, s *groupScene, tx pgx.Tx) error { return s.first.Complete(ctx, tx) },
@@ -77,6 +123,10 @@ var groupMoves = map[string]func(ctx context.Context, s *groupScene, tx pgx.Tx) 
 		}
 		return s.second.Complete(ctx, tx)
 	},
+	"die": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
+		return s.db.Queue.FailAll(ctx, tx, []*onceq.Lease{s.first}, onceq.Fatal(errors.New("no")))
+	},
+	"look": func(ctx context.Context, s *groupScene, _ pgx.Tx) error { return look(ctx, s.db.Queue) },
 	"promote": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
 			return err
@@ -135,6 +185,7 @@ func waitFor(id func(*groupScene) int64) func(ctx context.Context, s *groupScene
 
 // groupRow says which moves change the same row, and so wait for each other.
 var groupRow = map[string]string{
+	"complete": "first", "die": "first",
 	"complete second": "second", "add and complete": "second",
 	"redrive the dead one": "dead", "discard": "dead",
 }
@@ -144,15 +195,16 @@ var groupRow = map[string]string{
 func TestGroup_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
 	names := slices.Sorted(maps.Keys(groupMoves))
+	firsts := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "look" }) // nothing of it stays open
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
-		for _, first := range names {
+		for _, first := range firsts {
 			t.Run(fmt.Sprint(level, ", ", first), func(t *testing.T) {
 				t.Parallel()
 				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.Schema("onceq"))
 				for _, second := range names {
 					for _, commit := range []bool{true, false} {
-						if level != pgx.ReadCommitted && (first == "promote" || first == "sweep" || !commit) {
-							continue // promoters are always at that level
+						if level != pgx.ReadCommitted && (ownLevel[first] || !commit) {
+							continue
 						}
 						t.Run(fmt.Sprint("then ", second, ", commit ", commit), func(t *testing.T) {
 							groupPair(t, newGroupScene(t, db, onceq.DeadRun), level, first, second, commit)
@@ -164,10 +216,49 @@ func TestGroup_EveryPairInEveryOrder(t *testing.T) {
 	}
 }
 
+// The same for the rules under which a dead member decides what becomes of the job that waits: the pairs in which a member dies or a
+// finished one comes back or is discarded, and all others have completed. Under DeadWait the job waits as long as one is dead, and
+// under DeadCancel it is cancelled because of one that is dead or was cancelled, and for no other reason.
+func TestGroup_EveryDeathInEveryOrder(t *testing.T) {
+	t.Parallel()
+	deaths := map[string]bool{"die": true, "discard": true, "redrive the cancelled one": true, "redrive the dead one": true}
+	names := slices.Sorted(maps.Keys(deaths))
+	names = append(names, "complete", "promote", "wait for the dead one", "wait for the one waiting", "cancel the one waiting", "cancel and redrive the one waiting", "look")
+	for name, rule := range map[string]onceq.DeadRule{"DeadWait": onceq.DeadWait, "DeadCancel": onceq.DeadCancel} {
+		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+			t.Run(fmt.Sprint(name, ", ", level), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.Schema("onceq"))
+				for _, a := range names {
+					for _, b := range names {
+						if !deaths[a] && !deaths[b] || a == "look" {
+							continue
+						}
+						if rule == onceq.DeadWait && (a == "redrive the cancelled one" || b == "redrive the cancelled one") {
+							continue // a cancelled member is then no other than a completed one
+						}
+						for _, commit := range []bool{true, false} {
+							if level != pgx.ReadCommitted && (ownLevel[a] || !commit) {
+								continue
+							}
+							t.Run(fmt.Sprint(a, ", then ", b, ", commit ", commit), func(t *testing.T) {
+								s := newGroupScene(t, db, rule)
+								s.completeOthers(t, a, b)
+								groupPair(t, s, level, a, b, commit)
+							})
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
 func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, commit bool) {
 	ctx := context.Background()
+	q, pool := s.db.Queue, s.db.Pool
 	check := func() { t.Helper(); require.NoError(t, s.db.Check()) }
-	tx, err := s.db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
 	require.NoError(t, groupMoves[a](ctx, s, tx))
@@ -175,10 +266,10 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	done := make(chan error, 1)
 	go func() {
 		other := level
-		if b == "promote" || b == "sweep" {
+		if ownLevel[b] {
 			other = pgx.ReadCommitted
 		}
-		done <- pgx.BeginTxFunc(ctx, s.db.Pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return groupMoves[b](ctx, s, tx) })
+		done <- pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return groupMoves[b](ctx, s, tx) })
 	}()
 	const blocked = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
 	var waits bool
@@ -188,7 +279,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 			done <- err
 			err = errDone
 		case <-time.After(5 * time.Millisecond):
-			require.NoError(t, s.db.Pool.QueryRow(ctx, blocked).Scan(&waits))
+			require.NoError(t, pool.QueryRow(ctx, blocked).Scan(&waits))
 		}
 	}
 	redrives := map[string]bool{"redrive the dead one": true, "redrive the cancelled one": true}
@@ -222,26 +313,54 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 		}
 		check()
 	}
+	if s.rule != onceq.DeadRun {
+		s.db.Advance(2 * time.Second) // a promoter may have put the job off, by a second at most
+	}
 	ran := map[int64]bool{}
-	for {
-		leases, err := s.db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 10})
-		require.NoError(t, err)
-		for _, l := range leases {
-			members, err := l.Members(ctx, 0, 0)
+	finish := func() {
+		t.Helper()
+		for {
+			leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
 			require.NoError(t, err)
-			for _, m := range members {
-				require.True(t, m.State.Finished(), "job %d runs, and waits for %+v", l.ID, m)
+			for _, l := range leases {
+				members, err := l.Members(ctx, 0, 0)
+				require.NoError(t, err)
+				for _, m := range members {
+					require.True(t, m.State.Finished(), "job %d runs, and waits for %+v", l.ID, m)
+					require.False(t, l.ID == s.then && s.stops(m), "job %d runs, in spite of %+v", l.ID, m)
+				}
+				require.False(t, ran[l.ID], "job %d runs twice", l.ID)
+				ran[l.ID] = true
+				require.NoError(t, l.Complete(ctx, nil))
 			}
-			require.False(t, ran[l.ID], "job %d runs twice", l.ID)
-			ran[l.ID] = true
-			require.NoError(t, l.Complete(ctx, nil))
-		}
-		check()
-		if len(leases) == 0 {
-			break
+			check()
+			if len(leases) == 0 {
+				break
+			}
 		}
 	}
+	finish()
+	if s.rule == onceq.DeadWait {
+		for _, id := range []int64{s.dead, s.first.ID} { // if they are dead
+			if _, err := q.Redrive(ctx, pool, id); err != nil {
+				require.ErrorIs(t, err, onceq.ErrNotFound)
+			}
+		}
+	}
+	if s.rule != onceq.DeadRun {
+		finish() // who waits for a job that a promoter has cancelled may hear of that from its next look
+	}
 	var left int
-	require.NoError(t, s.db.Pool.QueryRow(ctx, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits)`).Scan(&left))
+	require.NoError(t, pool.QueryRow(ctx, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits)`).Scan(&left))
 	require.Zero(t, left, "jobs wait for ever")
+	cancels := map[string]bool{"cancel the one waiting": true, "cancel and redrive the one waiting": true}
+	if ran[s.then] || cancels[a] || cancels[b] {
+		return
+	}
+	members, err := q.Members(ctx, pool, s.then, 0, 0)
+	require.NoError(t, err)
+	require.True(t, s.rule == onceq.DeadCancel && slices.ContainsFunc(members, s.stops), "the job that waits did not run, after %+v", members)
+	then, err := q.Get(ctx, pool, s.then)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateCancelled, then.State)
 }

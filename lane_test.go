@@ -177,7 +177,7 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 var laneRules = map[string]onceq.LaneRule{"fail": onceq.Overtake, "die": onceq.StopLane}
 
 // ownLevel are the moves that only the library's own transactions make. Those are always at READ COMMITTED.
-var ownLevel = map[string]bool{"promote": true, "fail": true, "die": true}
+var ownLevel = map[string]bool{"promote": true, "sweep": true, "look": true, "fail": true, "die": true}
 
 // A look that fails at its first statement with columns, as when the connection breaks there, is an error and ends no process.
 func TestLane_APromoterOutlastsAFailedLook(t *testing.T) {
