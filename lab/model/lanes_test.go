@@ -344,7 +344,7 @@ func (v laneVariant) next(s laneState) []move[laneState] {
 func (v laneVariant) worker(s *laneState, i int, step func(string, func(*laneState))) {
 	w := s.workers[i]
 	does := func(what string, do func(n *laneState, w *laneWorker)) {
-		step(fmt.Sprintf("worker %d %s", i, what), func(n *laneState) { do(n, &n.workers[i]) })
+		step("worker "+string(rune('0'+i))+" "+what, func(n *laneState) { do(n, &n.workers[i]) })
 	}
 	if w.tx.open {
 		does("commits", func(n *laneState, w *laneWorker) { n.commit(v, &w.tx); *w = laneWorker{} })
@@ -413,7 +413,7 @@ func (v laneVariant) finish(n *laneState, t *laneTx, job int8, to lanePlace) {
 func (v laneVariant) promoter(s *laneState, i int, step func(string, func(*laneState))) {
 	p := s.promoters[i]
 	does := func(what string, do func(n *laneState, p *lanePromoter)) {
-		step(fmt.Sprintf("promoter %d %s", i, what), func(n *laneState) { do(n, &n.promoters[i]) })
+		step("promoter "+string(rune('0'+i))+" "+what, func(n *laneState) { do(n, &n.promoters[i]) })
 	}
 	look := func(n *laneState, p *lanePromoter, room int8) {
 		p.phase, p.calls, p.epoch = 2, n.called, n.epoch
