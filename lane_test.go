@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -236,16 +238,19 @@ var shareMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) e
 // run.
 func TestLane_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
-	everyPair(t, laneMoves, false)
+	everyPair(t, laneMoves, false, "limit 0", "fail", "die", "pause the queue", "pause the kind", "resume")
 }
 
 // The same for jobs that have a limit as well as a lane.
 func TestLimit_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
-	everyPair(t, shareMoves, true)
+	everyPair(t, shareMoves, true, "complete and lease", "redrive the cancelled one", "discard", "remove the limit", "fail", "pause the kind", "share 0")
 }
 
-func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, shares bool) {
+// everyPair tries all pairs of moves with ONCEQ_TEST_PAIRS=all. Otherwise it leaves out five in six of those with a seldom move, and of
+// those at limit 1 above READ COMMITTED, other ones in each run: all of them take ten minutes of a core.
+func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, shares bool, seldom ...string) {
+	all := os.Getenv("ONCEQ_TEST_PAIRS") == "all"
 	levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 	names := slices.Sorted(maps.Keys(moves))
 	for _, limit := range []int{1, 3} {
@@ -261,6 +266,10 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 					for _, b := range names {
 						for _, commit := range []bool{true, false} {
 							if level != pgx.ReadCommitted && (ownLevel[a] || !commit) {
+								continue
+							}
+							rare := slices.Contains(seldom, a) || slices.Contains(seldom, b) || limit == 1 && level != pgx.ReadCommitted
+							if rare && !all && rand.IntN(6) > 0 {
 								continue
 							}
 							n++
