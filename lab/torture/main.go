@@ -54,7 +54,7 @@ type config struct {
 const (
 	brokenToken  = "token"  // jobs are completed by their id, without a token
 	brokenKey    = "key"    // the downstream key contains the token
-	brokenTick   = "tick"   // a schedule goes back by a tick now and then
+	brokenTick   = "tick"   // a schedule goes back by a tick now and then, and the ledger too
 	brokenLane   = "lane"   // jobs are let into their lanes out of turn, and beside the lane's lock
 	brokenLimit  = "limit"  // jobs are let in whatever their limit says
 	brokenEvent  = "event"  // an event that was emitted is emitted again, and the later one counts

@@ -72,8 +72,13 @@ func endTicks(ctx context.Context, pool *pgxpool.Pool, before time.Time) (bool, 
 	return err == nil, err
 }
 
-// fireTwice is a mistake that the checker must find: a schedule goes back to a tick that it has had.
-const fireTwice = `update onceq.schedules set next_at = next_at - interval '1 second' where name = '` + everyTick + `'`
+// fireTwice is a mistake that the checker must find: a schedule goes back to a tick that it has had, and the ledger forgets that, because
+// otherwise the tick would not happen again.
+const fireTwice = `
+with back as (
+  update onceq.schedules set next_at = next_at - interval '1 second' where name = '` + everyTick + `' returning next_at
+)
+delete from onceq.schedule_ticks t using back where t.schedule = '` + everyTick + `' and t.at >= back.next_at`
 
 // tickRow is a line of the ledger of ticks.
 type tickRow struct {
