@@ -101,17 +101,11 @@ select coalesce(result::text, '') from onceq.job_fences f
 // then ever more rarely, down to twice a second. When ctx ends, the error wraps ctx's; any other error ends it at once. It holds no
 // connection while it waits. db is the pool: a transaction above READ COMMITTED would not see what is emitted later.
 func (q *Queue) AwaitEvent(ctx context.Context, db DB, scope, key string) (json.RawMessage, error) {
-	if err := checkEvent(scope, key); err != nil {
-		return nil, err
-	}
-	if db == nil {
-		return nil, errNoDB
-	}
-	if err := q.hasEvents(ctx, db); err != nil {
-		return nil, err
-	}
 	for rest := 20 * time.Millisecond; ; rest = min(2*rest, 500*time.Millisecond) {
 		payload, emitted, err := q.Event(ctx, db, scope, key)
+		if err == nil && !emitted {
+			err = q.hasEvents(ctx, db) // otherwise none can come
+		}
 		if err != nil || emitted {
 			return payload, err
 		}

@@ -87,7 +87,8 @@ func (p *promoter) lately() bool {
 	return met > 0 && time.Since(processStart)-time.Duration(met) < promoteMet
 }
 
-// expects reports whether what the worker is woken for may be in a lane. If not, it is not, unless it is the first such job.
+// expects reports whether what the worker is woken for may be in a lane: a kind of it has lanes, or it has met such jobs lately. The
+// first job with a lane of its own (Job.Lane) is not expected, and waits for a look.
 func (p *promoter) expects() bool { return p.laned || p.lately() }
 
 // rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
