@@ -1785,7 +1785,8 @@ told as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from told) t
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select E'\x1f' || lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
 )
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone);
@@ -1855,7 +1856,8 @@ told as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from told) t
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select E'\x1f' || lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 

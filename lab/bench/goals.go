@@ -53,6 +53,9 @@ var goals = []struct {
 	{"WAL", "keyed ≤ 1.5 kB", false, 1500, "B", func(f finder) float64 { return f.ours("WAL", keyed+", both") }},
 	{"growth", "enqueue beside anything ≥ 0.9 of that at the smallest backlog", true, 0.9, "×", func(f finder) float64 { return f.worst("enqueue: ") }},
 	{"growth", "drain beside anything ≥ 0.9 of that at the smallest backlog", true, 0.9, "×", func(f finder) float64 { return f.worst("drain: ") }},
+	{"reaper", "20,000 keyed jobs/s: ≥ 98% of the rate is reached", true, 98, "%", func(f finder) float64 { return 100 * f.ours("reaper", reapReached) / reapRate }},
+	{"reaper", "keys, table and index at the end ≤ 1.1 × of those in the middle", false, 1.1, "×", reapGrowth},
+	{"reaper", "a pass removes ≥ 20,000 keys/s", true, 20_000, "keys/s", func(f finder) float64 { return f.ours("reaper", reapRemoves) }},
 	{"worker", "≤ 64 MiB resident at 1,000 handlers and 1 kB payloads", false, 64, "MiB", func(f finder) float64 { return f.ours("worker", "resident, peak") }},
 	{"worker", "0 goroutines leaked", false, 0, "", func(f finder) float64 { return f.ours("worker", "goroutines leaked") }},
 	{"worker", "CPU when idle ≤ 0.5% of a core", false, 0.5, "%", func(f finder) float64 { return f.ours("worker", "CPU when idle") }},
@@ -95,6 +98,13 @@ var goals = []struct {
 	}},
 	{"rate", "≥ 98% of the rate is reached", true, 98, "%", func(f finder) float64 { return f.ours("rate", rateReached) }},
 	{"rate", "no window has more starts than the burst and the rate allow", false, rateBurst, "jobs", func(f finder) float64 { return f.ours("rate", burstSeen) }},
+	{"rate", "the same with burst 3 at 10 a second, where burst 2 is enough", false, setBurst, "jobs", func(f finder) float64 { return f.ours("rate", smallBurst(lowRate, burstSeen)) }},
+	{"rate", "the same with burst 3 at 1,000 a second, where burst 101 is needed: and what the rate allows in 100 ms", false, setBurst + ratePerSecond/10, "jobs", func(f finder) float64 {
+		return f.ours("rate", smallBurst(ratePerSecond, burstSeen))
+	}},
+	{"rate", "with burst 3, at both: ≥ 98% of the rate is reached", true, 98, "%", func(f finder) float64 {
+		return min(f.ours("rate", smallBurst(lowRate, rateReached)), f.ours("rate", smallBurst(ratePerSecond, rateReached)))
+	}},
 	{"rate", "handlers slower than the rate ask for a slot at most once a job", false, 1, "messages", func(f finder) float64 { return f.ours("rate", slowAsks) }},
 	{"fair", "10 jobs behind a million of another tenant, one at a time: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fair", fairName(1)) }},
 	{"fair", "the same, 100 at a time: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fair", fairName(tenantShare)) }},
@@ -112,6 +122,15 @@ var goals = []struct {
 	{"soak", "p99 with the snapshot ≤ 1.5 × of without", false, 1.5, "×", func(f finder) float64 {
 		return f.p99("soak", thirdName(unkeyed, 1)) / f.p99("soak", thirdName(unkeyed, 0))
 	}},
+}
+
+// reapGrowth is how many times larger what grew most was at the end of the time than in its middle.
+func reapGrowth(f finder) float64 {
+	worst := 0.0
+	for _, what := range []string{"keys", "table", "index"} {
+		worst = max(worst, f.ours("reaper", reapedName(fullSizes.reaping, reapParts, what))/f.ours("reaper", reapedName(fullSizes.reaping, reapParts/2, what)))
+	}
+	return worst
 }
 
 // groupRatio is the rate of the members of groups by that of as many jobs of none.

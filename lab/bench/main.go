@@ -162,6 +162,7 @@ type sizes struct {
 	lane, waiting               int           // jobs of one lane, and jobs that wait beside others
 	idleJobs                    int           // jobs into an idle lane
 	groups, members, followers  int           // groups that are drained, members of each, and groups whose followers are timed
+	asked                       []int         // members of groups whose progress is asked for
 	limited                     time.Duration // how long a rate is watched
 	rest                        time.Duration // until idle processes have closed what they do not need
 	soak                        time.Duration
@@ -174,6 +175,7 @@ var fullSizes = sizes{
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
 	queues: []int{1, 100, 1000, 5000}, lanes: 100_000, lane: 100_000, waiting: 1_000_000, idleJobs: 500, groups: 10, members: 10_000, followers: 30,
+	asked:   []int{10_000, 100_000, 1_000_000},
 	limited: 20 * time.Second,
 	rest:    65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
 }
@@ -184,6 +186,7 @@ var quickSizes = sizes{
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
 	queues: []int{1, 100}, lanes: 4000, lane: 5000, waiting: 50_000, idleJobs: 20, groups: 4, members: 1000, followers: 4,
+	asked:   []int{1000, 10_000},
 	limited: 4 * time.Second,
 	rest:    2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
 }
@@ -208,16 +211,16 @@ var tests = []test{
 	{name: "WAL", title: "write-ahead log for each job", trials: walTrials},
 	{name: "growth", title: "rates beside a backlog and other rows", trials: growthTrials},
 	{name: "storage", title: "enqueue and drain at once, at other storage parameters", trials: storageTrials},
-	{name: "reaper", title: "one Reaper beside keys that are free soon, and beside keys that stay", trials: reaperTrials},
+	{name: "reaper", title: "one Reaper beside keys that are free soon, and beside keys that stay", trials: reaperTrials, once: true},
 	{name: "worker", title: "what a worker process costs", trials: workerTrials},
 	{name: "fairness", title: "start latency beside a large queue, and of high beside low priority", trials: fairnessTrials},
 	{name: "fleet", title: "many worker processes", trials: fleetTrials, counts: true},
 	{name: "queues", title: "one worker process with many queues", trials: queuesTrials, counts: true},
 	{name: "wake", title: "one job for idle worker processes", trials: wakeTrials, counts: true},
 	{name: "lanes", title: "jobs that wait for each other", trials: lanesTrials, counts: true, once: true},
-	{name: "rate", title: "one limit of 1,000 jobs/s for 8 worker processes", trials: rateTrials, counts: true, once: true},
+	{name: "rate", title: "one limit with a rate for 8 worker processes", trials: rateTrials, counts: true, once: true},
 	{name: "fair", title: "ten jobs of one tenant behind those of another, until they are done", trials: fairTrials, once: true},
-	{name: "groups", title: "jobs of groups beside those of none, and the job that waits for a group", trials: groupTrials},
+	{name: "groups", title: "jobs of groups beside those of none, the job that waits for a group, and how a group is doing", trials: groupTrials, counts: true},
 	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
 	{name: soakKeyed, title: "the same with keyed jobs and a Reaper", trials: soakKeyedTrials, once: true},
 	{name: "adapters", title: "someone else's measure: two processes, 800 jobs/s, through load, an open transaction, kills and pressure", trials: adapterTrials, once: true},

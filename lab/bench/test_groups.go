@@ -48,8 +48,62 @@ func groupTrials(b *bench) []trial {
 			}
 			trials = append(trials, b.followers(p, held))
 		}
+		for _, n := range b.sizes.asked {
+			trials = append(trials, b.askGroup(p, n))
+		}
 	}
 	return trials
+}
+
+const pagesForCall = ": pages for a call"
+
+// askName is the name of a call of Group.
+func askName(members int) string { return "Group, of " + count(members) + " members" }
+
+// askGroup asks how a group is doing of whose members all but one are finished. The rows of the others are written as an enqueue
+// and a completion write them.
+func (b *bench) askGroup(p peer, n int) trial {
+	const (
+		times = 20
+		add   = `insert into onceq.job_members (group_id, job_id, state, told) select $1, -n, 0, true from generate_series(1, $2::bigint) n`
+		end   = `update onceq.job_members set state = 5 where group_id = $1 and job_id < 0`
+	)
+	var group onceq.Group
+	return trial{
+		test: "groups", variant: askName(n), peer: p, counted: true,
+		prepare: func(ctx context.Context, r *room) (err error) {
+			q := ours(r)
+			if group, err = q.EnqueueGroup(ctx, q.pool, []onceq.Job{plainKind.Job(Task{0})}, plainKind.Job(Task{1})); err != nil {
+				return err
+			}
+			if _, err = q.pool.Exec(ctx, add, group.Then.ID, n-1); err != nil {
+				return err
+			}
+			_, err = q.pool.Exec(ctx, end, group.Then.ID)
+			return err
+		},
+		measure: func(ctx context.Context, r *room) ([]figure, error) {
+			q := ours(r)
+			o, err := r.observe(ctx)
+			if err != nil {
+				return nil, err
+			}
+			defer o.close()
+			all := make([]time.Duration, times)
+			for i := range all {
+				began := time.Now()
+				info, err := q.Group(ctx, q.pool, group.Then.ID)
+				if err != nil {
+					return nil, err
+				}
+				if all[i] = time.Since(began); info.Total != n {
+					return nil, fmt.Errorf("%s", info)
+				}
+			}
+			pages, err := o.pages(ctx)
+			return []figure{latencyFigure(askName(n), all), {variant: askName(n) + pagesForCall, unit: "pages", value: float64(pages) / times}}, err
+		},
+	}
 }
 
 // groups drains the members of groups, and the jobs that wait for them, or as many jobs of no group.

@@ -17,67 +17,83 @@ const (
 	ratePerSecond = 1000
 	rateProcesses = 8
 	rateBurst     = 101 // the default
+	lowRate       = 10
+	setBurst      = 3
 	rateReached   = "of the rate, once all processes work"
 	burstSeen     = "burst that the starts need"
 	slowAsks      = "4 handlers of 20 ms: asks for new slots, by starts"
 	slowRate      = "4 handlers of 20 ms: starts"
 )
 
-// rateTrials let 8 processes start jobs of one limit at 1,000 a second, of which there are always more.
+// smallBurst names what is found with a burst that is set.
+func smallBurst(rate int, what string) string {
+	return fmt.Sprintf("%s a second, burst %d: %s", count(rate), setBurst, what)
+}
+
+// rateTrials let 8 processes start jobs of one limit at 1,000 a second, of which there are always more; then with a small burst, of
+// which all but one job is kept for late starts, and at a rate for which that burst is more than needed.
 func rateTrials(b *bench) []trial {
 	var trials []trial
 	for _, p := range b.peers {
 		if p.name != "onceq" {
 			continue
 		}
-		jobs := int(ratePerSecond * b.sizes.limited.Seconds())
-		trials = append(trials, trial{
-			test: "rate", variant: rateReached, peer: p,
-			prepare: func(ctx context.Context, r *room) error {
-				q := ours(r)
-				if err := q.SetLimit(ctx, q.pool, "provider", onceq.Limit{Rate: ratePerSecond}); err != nil {
-					return err
-				}
-				kind := onceq.Kind[Task]{Name: "noop", Limit: func(Task) string { return "provider" }}
-				return q.enqueue(ctx, 0, jobs*2, func(n int) onceq.Job { return kind.Job(Task{n}) })
-			},
-			measure: func(ctx context.Context, r *room) ([]figure, error) {
-				var mu sync.Mutex
-				var starts []float64 // milliseconds
-				enough := make(chan struct{})
-				ms, err := r.join(ctx, rateProcesses, order{Starts: true}, func(s said, _ int) {
-					mu.Lock()
-					defer mu.Unlock()
-					for _, start := range s.Starts {
-						if starts = append(starts, start[1]); len(starts) == jobs {
-							close(enough)
-						}
-					}
-				})
-				if err != nil {
-					return nil, err
-				}
-				defer ms.stop()
-				select {
-				case <-enough:
-				case <-time.After(2*b.sizes.limited + b.sizes.limit):
-				case <-ctx.Done():
-					return nil, ctx.Err()
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				if err := ms.err(); err != nil {
-					return nil, err
-				}
-				slices.Sort(starts)
-				return []figure{
-					{variant: rateReached, unit: "%", value: 100 * steady(starts) / ratePerSecond, ticks: tenths(starts)},
-					{variant: burstSeen, unit: "jobs", value: burstOf(starts, ratePerSecond)},
-				}, nil
-			},
-		}, slowTrial(b, p))
+		trials = append(trials, rateTrial(b, p, onceq.Limit{Rate: ratePerSecond}, rateReached, burstSeen), slowTrial(b, p))
+		for _, rate := range []int{ratePerSecond, lowRate} {
+			trials = append(trials, rateTrial(b, p, onceq.Limit{Rate: rate, Burst: setBurst}, smallBurst(rate, rateReached), smallBurst(rate, burstSeen)))
+		}
 	}
 	return trials
+}
+
+// rateTrial says how much of the limit's rate is reached, and which burst the starts need.
+func rateTrial(b *bench, p peer, limit onceq.Limit, reached, burst string) trial {
+	jobs := int(float64(limit.Rate) * b.sizes.limited.Seconds())
+	return trial{
+		test: "rate", variant: reached, peer: p,
+		prepare: func(ctx context.Context, r *room) error {
+			q := ours(r)
+			if err := q.SetLimit(ctx, q.pool, "provider", limit); err != nil {
+				return err
+			}
+			kind := onceq.Kind[Task]{Name: "noop", Limit: func(Task) string { return "provider" }}
+			return q.enqueue(ctx, 0, jobs*2, func(n int) onceq.Job { return kind.Job(Task{n}) })
+		},
+		measure: func(ctx context.Context, r *room) ([]figure, error) {
+			var mu sync.Mutex
+			var starts []float64 // milliseconds
+			enough := make(chan struct{})
+			ms, err := r.join(ctx, rateProcesses, order{Starts: true}, func(s said, _ int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, start := range s.Starts {
+					if starts = append(starts, start[1]); len(starts) == jobs {
+						close(enough)
+					}
+				}
+			})
+			if err != nil {
+				return nil, err
+			}
+			defer ms.stop()
+			select {
+			case <-enough:
+			case <-time.After(2*b.sizes.limited + b.sizes.limit):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err := ms.err(); err != nil {
+				return nil, err
+			}
+			slices.Sort(starts)
+			return []figure{
+				{variant: reached, unit: "%", value: 100 * steady(starts) / float64(limit.Rate), ticks: tenths(starts)},
+				{variant: burst, unit: "jobs", value: burstOf(starts, float64(limit.Rate))},
+			}, nil
+		},
+	}
 }
 
 // slowTrial has handlers that are slower than the rate, so that jobs miss their slots, and counts how often they ask for new

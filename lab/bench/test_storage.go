@@ -44,9 +44,9 @@ func storageTrials(b *bench) []trial {
 	return trials
 }
 
-// steady enqueues and drains jobs with keys at the same time, and calls sample after each of the parts of the time. It
-// returns the jobs done in a second.
-func (q *onceqQueue) steady(ctx context.Context, kind onceq.Kind[Task], took time.Duration, parts int, sample func(part int) error) (float64, error) {
+// steady enqueues and drains jobs with keys at the same time, perSecond of them or, if that is 0, as many as the machine takes,
+// and calls sample after each of the parts of the time. It returns the jobs done in a second.
+func (q *onceqQueue) steady(ctx context.Context, kind onceq.Kind[Task], perSecond int, took time.Duration, parts int, sample func(part int) error) (float64, error) {
 	const waiting = 20_000
 	var done atomic.Int64
 	stop, err := q.run(ctx, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, Task) error {
@@ -63,7 +63,7 @@ func (q *onceqQueue) steady(ctx context.Context, kind onceq.Kind[Task], took tim
 		case spent >= took*time.Duration(part)/time.Duration(parts):
 			err = sample(part)
 			part++
-		case n-int(done.Load()) > waiting:
+		case n-int(done.Load()) > waiting, perSecond > 0 && float64(n) >= float64(perSecond)*spent.Seconds():
 			err = pause(ctx, time.Millisecond)
 		default:
 			err = q.enqueue(ctx, n, n+1000, func(n int) onceq.Job { return kind.Job(Task{n}) })
@@ -80,7 +80,7 @@ func stored(ctx context.Context, r *room, variant string, took time.Duration) ([
 	if err != nil {
 		return nil, err
 	}
-	rate, err := q.steady(ctx, keyedKind, took, 1, func(int) error { return nil })
+	rate, err := q.steady(ctx, keyedKind, 0, took, 1, func(int) error { return nil })
 	if err != nil {
 		return nil, err
 	}
