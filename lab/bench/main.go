@@ -196,7 +196,7 @@ type test struct {
 	name, title string
 	trials      func(b *bench) []trial
 	counts      bool // some of its trials are counted
-	once        bool // one round is enough
+	once        bool // one round is enough, but for trials that are repeated
 }
 
 var tests = []test{
@@ -239,6 +239,7 @@ type trial struct {
 	test, variant string
 	peer          peer
 	conns         int
+	repeated      bool                                     // in each round, also where the test has one
 	stale         bool                                     // statistics are as prepare left them
 	counted       bool                                     // statements are counted (observe)
 	prepare       func(ctx context.Context, r *room) error // not measured, before the checkpoint
@@ -299,16 +300,12 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 		}
 		trials := t.trials(b)
 		found := make([][]figure, len(trials))
-		rounds := b.rounds
-		if t.once {
-			rounds = 1
-		}
-		for round := range rounds {
+		for round := range b.rounds {
 			for i := range trials {
 				if round%2 == 1 { // the other way round, so that nobody always comes first
 					i = len(trials) - 1 - i
 				}
-				if trials[i].peer.missing != "" || round > 0 && found[i] == nil || !strings.Contains(trials[i].variant, b.variant) {
+				if trials[i].peer.missing != "" || round > 0 && (found[i] == nil || t.once && !trials[i].repeated) || !strings.Contains(trials[i].variant, b.variant) {
 					continue
 				}
 				began := time.Now()
@@ -401,7 +398,7 @@ func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure,
 		if figures[i].variant == "" {
 			figures[i].variant = t.variant
 		}
-		if len(figures) == 1 && figures[i].all > 0 {
+		if figures[i].all > 0 {
 			figures[i].client, figures[i].server = client, server
 			figures[i].walPerJob = float64(wal) / float64(figures[i].all)
 		}

@@ -141,7 +141,7 @@ func (q *onceqQueue) drainInOrder(ctx context.Context, d drain) (stretch, error)
 
 // idleLane enqueues jobs without a lane and with one of its own in turn, for a worker that has nothing to do.
 func (b *bench) idleLane(p peer) trial {
-	return trial{test: "lanes", variant: intoIdleLane, peer: p, measure: func(ctx context.Context, r *room) ([]figure, error) {
+	return trial{test: "lanes", variant: intoIdleLane, peer: p, repeated: true, measure: func(ctx context.Context, r *room) ([]figure, error) {
 		q, kind := ours(r), laneKind(1<<30)
 		started := make(chan time.Time, 1)
 		stop, err := q.run(ctx, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, Task) error {
@@ -190,7 +190,7 @@ func (b *bench) besideLanes(p peer, waiting int) trial {
 	}
 	jobs := b.sizes.drained
 	return trial{
-		test: "lanes", variant: variant, peer: p, counted: true,
+		test: "lanes", variant: variant, peer: p, repeated: true, counted: true,
 		prepare: func(ctx context.Context, r *room) error {
 			q := ours(r)
 			if err := q.SetLaneLimit(ctx, q.pool, "noop", "", 0); err != nil {
@@ -218,7 +218,7 @@ func (b *bench) besideLanes(p peer, waiting int) trial {
 			}
 			pages, err := o.pages(ctx)
 			return []figure{
-				{variant: variant, unit: "jobs/s", value: s.rate()},
+				{variant: variant, unit: "jobs/s", value: s.rate(), all: s.all},
 				{variant: variant + pagesName, unit: "pages", value: float64(pages) / float64(s.all)},
 			}, err
 		},
