@@ -37,6 +37,8 @@ var HotStatements = map[string]string{
 	"end, laned":          endLaned,
 	"complete, next":      completeNext,
 	"next, in tx":         inTx[completeNext],
+	"next, unkeyed":       completeNextUnkeyed,
+	"the same, in a tx":   inTx[completeNextUnkeyed],
 	"next of a limit":     completeNextLimited,
 	"the same, in tx":     inTx[completeNextLimited],
 	"give next back":      giveBackNext,

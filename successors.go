@@ -63,52 +63,71 @@ func leaseNext(next, lease, holder string) leasing {
 	}
 }
 
-// completeNext is completeOne for a job with a lane and of any key, which is not kept: the next one of the lane becomes
-// live and is leased for $8 microseconds to holder $9, if it is of queue $10 and of one of the kinds $11. With $6 it raises
-// an error if the guard does not hold. completeNextLimited is the same for a job that has a limit too: the job that becomes
-// live may be of another lane with that limit. It is leased if it is the only one.
+// completeNext is completeOne for a job with a lane and a key, which is not kept: the next one of the lane becomes live and is
+// leased for $6 microseconds to holder $7, if it is of queue $8 and of one of the kinds $9. With $4 it raises an error if the guard
+// does not hold. completeNextUnkeyed is the same for a job without a key, and completeNextLimited for one of any key that has a
+// limit too: the job that becomes live may be of another lane with that limit. It is leased if it is the only one.
+//
+// A lane waits for these, and two fifths of what they cost is that Postgres prepares each of their parts and puts it away, whether
+// it has rows or not.
 var (
-	completeNext        = completeNextWith("", nextOfLane, "false", "")
-	completeNextLimited = completeNextWith(nextOfLimitGone, nextOfLimit, nextOfLimitCalls, "")
+	completeNext        = nextOfLane.completion(true, "")
+	completeNextUnkeyed = nextOfLane.completion(false, "")
+	completeNextLimited = nextOfLimit.completion(true, "")
 )
 
-const nextIfOurs = `w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`
+const nextIfOurs = `w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[])`
 
-// What becomes live: in the lane, or in the lane and the limit. With a limit: what that needs to know of the job in gone; and
-// whether a promoter may let in another one. It may if the lane's next job has moved to another limit, or was not taken.
+// nextOf is what becomes live: in the lane, or in the lane and the limit. With a limit: what that needs to know of the job in gone,
+// and whether a promoter may let in another one. It may if the lane's next job has moved to another limit, or was not taken. wake is a
+// column that wakes a worker for what has become live and is not leased.
+type nextOf struct{ gone, handOver, wake, calls string }
+
 var (
-	nextOfLane = `
-` + leavePlaces + `,
+	nextOfLane = nextOf{
+		handOver: leavePlaces + `,
 head as materialized (
   select w.id
     from (select lane, 1 as n from gone) r` + laneHead + `
    where ` + laneOpen + `
-),` + admitWaits(leaseNext(nextIfOurs, "$8", "$9")) + `,
+),` + admitWaits(leaseNext(nextIfOurs, "$6", "$7")) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
-)`
-	nextOfLimit      = handOverLines("true", leaseNext(nextIfOurs+` and (select count(*) from ours where not goes_on) = 1`, "$8", "$9"))
-	nextOfLimitGone  = `, lane_rule, ` + sqlJobCompleted + `::smallint as state`
-	nextOfLimitCalls = `exists (select from passed where lane not in (select lane from freed))
+)`,
+		wake: `(select onceq.wake(queue, 1, $5::bigint, false) from job
+         where leased_until is null and exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))`,
+		calls: `false`,
+	}
+	nextOfLimit = nextOf{
+		gone:     `, lane_rule, ` + sqlJobCompleted + `::smallint as state`,
+		handOver: handOverLines("true", leaseNext(nextIfOurs+` and (select count(*) from ours where not goes_on) = 1`, "$6", "$7")),
+		wake:     wakeAll("job where leased_until is null", "$5", "false"),
+		calls: `exists (select from passed where lane not in (select lane from freed))
          or exists (select from freed r where r.lane not like '/%' and r.lane not in (select lane from ours)
-                       and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0))`
+                       and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0))`,
+	}
 )
 
-func completeNextWith(gone, handOver, calls, more string) string {
+func (n nextOf) completion(keyed bool, more string) string {
+	fence := ""
+	if keyed {
+		fence = `
+fence as (
+  update onceq.job_fences f
+     set state = ` + sqlCompleted + `, token = $10::bigint, finished_at = statement_timestamp(), result = nullif($11::text, '')::jsonb
+    from gone g
+   where ` + fenceOfGone + `
+),`
+	}
 	return `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
-  returning id, scope, key, lane` + gone + `
-),
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
-    from gone g
-   where ` + fenceOfGone + `
-),` + handOver + `
-select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
-       (select id from gone), ` + wakeAll("job where leased_until is null", "$7", "false") + `, ` + calls + more + `,
+  returning id, scope, key, lane` + n.gone + `
+),` + fence + `
+` + n.handOver + `
+select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), ` + n.wake + `, ` + n.calls + more + `,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null`
 }
@@ -153,11 +172,15 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 
 // statement gives the completion that leases the next job too.
 func (n *successor) statement(o outcome, raise bool) (string, []any) {
-	l, statement := o.lease, completeNext
-	if l.Limit != "" {
-		statement = completeNextLimited
+	l := o.lease
+	args := []any{l.ID, l.claims, l.holder, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
+	switch {
+	case l.Limit != "":
+		return completeNextLimited, append(args, l.Token, o.result)
+	case l.Key != "":
+		return completeNext, append(args, l.Token, o.result)
 	}
-	return statement, []any{l.ID, l.claims, l.holder, l.Token, o.result, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
+	return completeNextUnkeyed, args
 }
 
 // nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that

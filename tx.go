@@ -124,8 +124,9 @@ var inTx = map[string]string{
 	completeOneLaned:   completeOneLaned + sameTx("$8", "$1::bigint"),
 	completeOneLimited: completeOneLimited + sameTx("$8", "$1::bigint"),
 
-	completeNext:        completeNextWith("", nextOfLane, "false", sameTx("$12", "$1::bigint")),
-	completeNextLimited: completeNextWith(nextOfLimitGone, nextOfLimit, nextOfLimitCalls, sameTx("$12", "$1::bigint")),
+	completeNext:        nextOfLane.completion(true, sameTx("$12", "$1::bigint")),
+	completeNextUnkeyed: nextOfLane.completion(false, sameTx("$10", "$1::bigint")),
+	completeNextLimited: nextOfLimit.completion(true, sameTx("$12", "$1::bigint")),
 
 	completeOneUnkeyedTold: completeOneUnkeyedTold + sameTx("$4", "$1::bigint"),
 	completeOneTold:        completeOneTold + sameTx("$7", "$1::bigint"),

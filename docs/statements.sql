@@ -5354,84 +5354,18 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
 -- statement.go: rollBack
 rollback;
 
--- successors.go: completeNextWith lane
-with gone as (
-  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
-  returning id, scope, key, lane
-),
-fence as (
-  update onceq.job_fences f
-     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
-    from gone g
-   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
-),
-left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-),
-head as materialized (
-  select w.id
-    from (select lane, 1 as n from gone) r
-   cross join lateral (
-         select id
-           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and run_at <= statement_timestamp()
-         union all
-         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-          cross join lateral (
-                select id from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                 order by run_at, id
-                 limit r.n) w
-          limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
-),
-ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
-),
-moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) as next
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
-  select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end
-    from moved
-  returning *
-),
-place as (
-  insert into onceq.lane_places (lane, id)
-  select lane, id from moved m
-   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
-)
-select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
-       (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
-          from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
-         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), false,
-       j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
-          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
-  from (values (1)) one left join job j on j.leased_until is not null;
-
--- successors.go: completeNextWith limit
+-- successors.go: completion limit
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning id, scope, key, lane, lane_rule, 5::smallint as state
 ),
 fence as (
   update onceq.job_fences f
-     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+     set state = 3, token = $10::bigint, finished_at = statement_timestamp(), result = nullif($11::text, '')::jsonb
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
+
 left_line as materialized (
   select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
@@ -5514,14 +5448,14 @@ passed as (
 ),
 moved as (
   delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) and (select count(*) from ours where not goes_on) = 1 as next
+  returning w.*, o.slot, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) and (select count(*) from ours where not goes_on) = 1 as next
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
@@ -5541,12 +5475,138 @@ call as (
           union
           select lane from passed) f
 )
-select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
-       (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $5::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), exists (select from passed where lane not in (select lane from freed))
          or exists (select from freed r where r.lane not like '/%' and r.lane not in (select lane from ours)
                        and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0)),
+       j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+  from (values (1)) one left join job j on j.leased_until is not null;
+
+-- successors.go: completion next
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key, lane
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $10::bigint, finished_at = statement_timestamp(), result = nullif($11::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
+),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
+),
+head as materialized (
+  select w.id
+    from (select lane, 1 as n from gone) r
+   cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) as next
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+  select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+    from moved
+  returning *
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+)
+select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), (select onceq.wake(queue, 1, $5::bigint, false) from job
+         where leased_until is null and exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), false,
+       j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+  from (values (1)) one left join job j on j.leased_until is not null;
+
+-- successors.go: completion unkeyed
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key, lane
+),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
+),
+head as materialized (
+  select w.id
+    from (select lane, 1 as n from gone) r
+   cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) as next
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+  select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+    from moved
+  returning *
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+)
+select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), (select onceq.wake(queue, 1, $5::bigint, false) from job
+         where leased_until is null and exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), false,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
