@@ -68,7 +68,7 @@ func leaseNext(next, lease, holder string) leasing {
 // does not hold. completeNextUnkeyed is the same for a job without a key, and completeNextLimited for one of any key that has a
 // limit too: the job that becomes live may be of another lane with that limit. It is leased if it is the only one.
 //
-// A lane waits for these, and two fifths of what they cost is that Postgres prepares each of their parts and puts it away, whether
+// A lane waits for these, and a third of what they cost is that Postgres prepares each of their parts and puts it away, whether
 // it has rows or not.
 var (
 	completeNext        = nextOfLane.completion(true, "")
