@@ -253,8 +253,11 @@ func TestUpOfNewerSchema(t *testing.T) {
 // changed already. That would be a deadlock, which may end either. The migration steps back.
 func TestUpStepsBackForTheApplication(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"))
+	db := queuetest.New(t, queuetest.NoMigrations())
 	conn, app := connect(t, db), connect(t, db)
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	exec(t, conn, "set deadlock_timeout = '10s'") // it steps back after a second
+	exec(t, app, "set deadlock_timeout = '9s'")   // it would be the victim
 	exec(t, app, "begin")
 	exec(t, app, "lock table onceq.workers in row exclusive mode")
 	ended := make(chan error, 1)
@@ -262,13 +265,13 @@ func TestUpStepsBackForTheApplication(t *testing.T) {
 	const waits = `select relation::regclass::text from pg_locks where mode = 'AccessExclusiveLock' and not granted and database = (select oid from pg_database where datname = current_database())`
 	watch := connect(t, db)
 	require.Eventually(t, func() bool { return slices.Contains(collect(t, watch, waits), "onceq.workers") }, time.Minute, time.Millisecond)
-	exec(t, app, "set deadlock_timeout = '500ms'") // it would be the victim
 	exec(t, app, "lock table onceq.jobs in row exclusive mode")
 	exec(t, app, "commit")
 	require.NoError(t, <-ended)
 	require.Equal(t, migrations.Version+1, version(t, conn, "onceq"))
 
 	// A table that is never free.
+	exec(t, conn, "reset deadlock_timeout")
 	require.NoError(t, migrations.DownFromLater(t.Context(), conn, "onceq"))
 	exec(t, app, "begin")
 	exec(t, app, "lock table onceq.workers in row exclusive mode")
