@@ -2,8 +2,10 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -308,30 +310,30 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	const schemas, jobs = 8, 20
-	ran := make(chan int64, schemas*jobs)
+	const schemas, jobs = 64, 20
+	ran := make(chan int, schemas*jobs) // gets the schema of each job
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, schemas)
 	var queues []*onceq.Queue
+	conn, err := pgx.ConnectConfig(t.Context(), owner.Config().ConnConfig)
+	require.NoError(t, err)
 	for i := range schemas {
 		schema := fmt.Sprintf("shared_%d", i)
-		conn, err := pgx.ConnectConfig(t.Context(), owner.Config().ConnConfig)
-		require.NoError(t, err)
 		require.NoError(t, migrations.Up(t.Context(), conn, schema))
 		_, err = conn.Exec(t.Context(), migrations.Grants(schema, cfg.ConnConfig.User))
 		require.NoError(t, err)
-		require.NoError(t, conn.Close(t.Context()))
 		q, err := onceq.New(pool, &onceq.Config{Schema: schema})
 		require.NoError(t, err)
 		queues = append(queues, q)
-		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
-			ran <- l.ID
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error {
+			ran <- i
 			return nil
 		}))
 		require.NoError(t, err)
 		go func() { ended <- w.Run(ctx) }()
 	}
+	require.NoError(t, conn.Close(t.Context()))
 	waiting := func() {
 		for i := range schemas {
 			eventually(t, "an announcement", func() bool {
@@ -353,9 +355,13 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
+	done := make([]int, schemas)
 	for range schemas * jobs {
-		receive(t, ran)
+		done[receive(t, ran)]++
 		require.LessOrEqual(t, own(), 4)
+	}
+	for _, n := range done {
+		require.Equal(t, jobs, n, done)
 	}
 	// Those that are not used close by themselves, which takes half a minute, and the session stays.
 	eventually(t, "one connection", func() bool { return own() == 1 })
@@ -364,4 +370,91 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 		require.NoError(t, receive(t, ended))
 	}
 	eventually(t, "no connection", func() bool { return own() == 0 })
+}
+
+// A burst spreads over the workers that wait: nobody takes more of it than it has handlers for while others sleep, and no poll is
+// needed for that.
+func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
+	t.Parallel()
+	one := func(ctx context.Context, db *queuetest.DB, jobs []onceq.Job) (err error) {
+		for i := 0; i < len(jobs) && err == nil; i++ {
+			_, err = db.Queue.Enqueue(ctx, db.Pool, jobs[i])
+		}
+		return err
+	}
+	for name, enqueue := range map[string]func(context.Context, *queuetest.DB, []onceq.Job) error{
+		"one by one": one,
+		"at once": func(ctx context.Context, db *queuetest.DB, jobs []onceq.Job) error {
+			errs := make(chan error, len(jobs))
+			for i := range jobs {
+				go func() { errs <- one(ctx, db, jobs[i:i+1]) }()
+			}
+			var all []error
+			for range jobs {
+				all = append(all, <-errs)
+			}
+			return errors.Join(all...)
+		},
+		"in one transaction": func(ctx context.Context, db *queuetest.DB, jobs []onceq.Job) error {
+			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) (err error) {
+				for i := 0; i < len(jobs) && err == nil; i++ {
+					_, err = db.Queue.Enqueue(ctx, tx, jobs[i])
+				}
+				return err
+			})
+		},
+		"in one call": func(ctx context.Context, db *queuetest.DB, jobs []onceq.Job) error {
+			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+			return err
+		},
+	} {
+		for _, known := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", known to be quick ", known), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				const workers, slots = 12, 10 // with so many a worker may be trusted with the jobs of a while
+				var holds atomic.Bool
+				started, end := make(chan int, workers*slots), make(chan struct{})
+				release := sync.OnceFunc(func() { close(end) })
+				defer release()
+				for i := range workers {
+					start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
+						handle(func(context.Context, *onceq.Lease) error {
+							if holds.Load() {
+								started <- i
+								<-end
+							}
+							return nil
+						}))
+				}
+				all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
+				                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
+				until(t, db, all)
+				if known {
+					for range 3 * workers {
+						add(t, db, onceq.Job{})
+						until(t, db, noJobs)
+						until(t, db, all)
+					}
+				}
+				// They look again for three seconds after they have announced themselves.
+				until(t, db, all+` and (select max(idle_until) < statement_timestamp() + interval '56 seconds' from onceq.waiters)`)
+				holds.Store(true)
+				jobs := make([]onceq.Job, workers*slots)
+				for i := range jobs {
+					jobs[i] = work.Job(i)
+				}
+				require.NoError(t, enqueue(t.Context(), db, jobs))
+				running := make([]int, workers)
+				for range jobs {
+					running[receive(t, started)]++
+				}
+				for _, n := range running {
+					require.Equal(t, slots, n, running)
+				}
+				release()
+				until(t, db, noJobs)
+			})
+		}
+	}
 }
