@@ -784,24 +784,55 @@ func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	}
 }
 
+// askHook is called before each question for a turn. full says that the worker has no free handler.
+type askHook struct{ ask func(full bool) }
+
+func (h askHook) see(sql string, args []any) {
+	if strings.Contains(sql, ".queues q set rescanned_at") {
+		h.ask(len(args[3].([]string)) > 0)
+	}
+}
+
+func (h askHook) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	h.see(d.SQL, d.Args)
+	return ctx
+}
+
+func (h askHook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	for _, q := range d.Batch.QueuedQueries {
+		h.see(q.SQL, q.Arguments)
+	}
+	return ctx
+}
+
+func (askHook) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (askHook) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (askHook) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
 // Word of a kind is for a worker with a free handler, at first. If none comes, one without takes it: it starts the job when its next
 // handler is free, and among many jobs none ever is when somebody looks.
 func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	full, trace := traced(t, db)
 	sqlRun(t, db, `insert into onceq.queues (queue, rescanned_at) values ('default', statement_timestamp())`)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for ctx.Err() == nil { // it is always others' turn
-			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
-			time.Sleep(20 * time.Millisecond)
+	left := func() []string { return sqlOne[[]string](t, db, `select left_kinds from onceq.queues`) }
+	var asked atomic.Int64 // while it is full
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Tracer = askHook{func(full bool) {
+		sqlRun(t, db, `update onceq.queues set rescanned_at = clock_timestamp() + interval '900 milliseconds'`) // it is always others' turn
+		switch {
+		case !full:
+		case asked.Add(1) == 1:
+			sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
+		case asked.Load() <= 3:
+			assert.Equal(t, []string{"k", "rare"}, left())
 		}
-	}()
+	}}
+	own := *db
+	own.Pool = must[*pgxpool.Pool](t)(pgxpool.NewWithConfig(context.Background(), cfg))
+	t.Cleanup(own.Pool.Close)
 	started, end := make(chan int64, 10), make(chan bool)
-	w := start(t, full, oneHandler, handle(func(ctx context.Context, l *onceq.Lease) error {
+	w := start(t, &own, oneHandler, handle(func(ctx context.Context, l *onceq.Lease) error {
 		started <- l.ID
 		select {
 		case <-end:
@@ -811,18 +842,9 @@ func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	}))
 	add(t, db, onceq.Job{Kind: "nobody's"}) // while nothing is due, nobody looks behind
 	require.Equal(t, add(t, db, onceq.Job{}), receive(t, started))
-	was := trace.asked.Load()
-	sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
-	left := func() []string { return sqlOne[[]string](t, db, `select left_kinds from onceq.queues`) }
-	eventually(t, "two questions", func() bool { return trace.asked.Load() >= was+2 || len(left()) < 2 })
-	if trace.asked.Load() <= was+2 { // else this process stood still since
-		require.Equal(t, []string{"k", "rare"}, left())
-	}
-	until(t, db, `(select left_kinds = '{rare}' from onceq.queues)`)
-	require.Greater(t, trace.asked.Load(), was+2)
+	until(t, db, `exists (select from onceq.queues where left_kinds = '{rare}')`)
+	require.Greater(t, asked.Load(), int64(2))
 	close(end)
-	cancel()
-	<-ended
 	require.NoError(t, w.stop())
 }
 
