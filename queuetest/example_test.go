@@ -68,7 +68,7 @@ func ExampleDB_Drain() {
 	for _, r := range ran {
 		fmt.Println(r.Kind, r.State)
 	}
-	// Output:
+	// Unordered output:
 	// order completed
 	// invoice completed
 }

@@ -46,7 +46,8 @@ func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 }
 
 // Drain runs jobs until none is due, including those that handlers enqueue. It returns the runs in the order in which
-// they ended. Jobs that are not due yet stay: see Advance.
+// their ends were reported: those of one job in its order, but a job that a handler enqueued may come before the handler's
+// own. Jobs that are not due yet stay: see Advance.
 func (db *DB) Drain(handlers ...onceq.Handler) []Ran {
 	db.t.Helper()
 	return db.work(nil, 0, handlers)
