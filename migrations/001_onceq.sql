@@ -205,8 +205,8 @@ create table {{.schema}}.limit_rates (
 create table {{.schema}}.lane_locks (slot smallint not null primary key);
 insert into {{.schema}}.lane_locks select generate_series(0, 15);
 
--- Every claim changes these; statistics on them mislead the planner more than they help. Citus has no such command for its
--- tables.
+-- Every claim changes these; statistics on them mislead the planner more than they help. And a table without a primary key needs
+-- this, or no row could be deleted where a publication has all tables. Citus has no such commands for its tables.
 do $statistics$ begin
   if current_setting('citus.version', true) is null then
     alter table {{.schema}}.jobs
@@ -216,6 +216,7 @@ do $statistics$ begin
       alter lost         set statistics 0,
       alter attempts     set statistics 0,
       alter ahead        set statistics 0;
+    alter table {{.schema}}.lane_calls replica identity full;
   end if;
 end $statistics$;
 

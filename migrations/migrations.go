@@ -195,7 +195,7 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration,
 			return false, fmt.Errorf("read schema_version: %w", err)
 		}
 	} else {
-		for _, command := range []string{"create table " + table + " (version integer not null)", "insert into " + table + " values (0)"} {
+		for _, command := range []string{"create table " + table + " (version integer not null primary key)", "insert into " + table + " values (0)"} {
 			if _, err := tx.Exec(ctx, command); err != nil {
 				return false, fmt.Errorf("create schema_version: %w", err)
 			}

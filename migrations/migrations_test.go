@@ -58,7 +58,7 @@ func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
 		  select c.*
 		  from pg_class c
 		  join pg_namespace n on n.oid = c.relnamespace
-		  where n.nspname = $1 and c.relname <> 'schema_version'
+		  where n.nspname = $1 and c.relname not in ('schema_version', 'schema_version_pkey')
 		)
 		select 'relation ' || relname || ' ' || relkind::text || ' ' || relpersistence::text || ' ' || coalesce(reloptions::text, '')
 		from relations
@@ -420,7 +420,7 @@ func TestDownTo(t *testing.T) {
 
 	require.NoError(t, migrations.DownTo(t.Context(), conn, odd, 0))
 	require.Equal(t, 0, current())
-	require.Equal(t, []string{"schema_version"}, collect(t, conn, `
+	require.Equal(t, []string{"schema_version", "schema_version_pkey"}, collect(t, conn, `
 		select relname::text from pg_class c join pg_namespace n on n.oid = relnamespace where nspname = $1
 		union all
 		select proname::text from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = $1`, odd))
@@ -481,4 +481,18 @@ func TestGrants(t *testing.T) {
 	require.ErrorContains(t, err, "permission denied")
 	_, err = conn.Exec(t.Context(), "update "+schema+".meta set version = 2")
 	require.ErrorContains(t, err, "permission denied")
+}
+
+// Where a publication has all tables, as Debezium makes one by default, Postgres refuses updates and deletes in a table that has neither a
+// primary key nor another replica identity.
+func TestUp_BesideAPublicationOfAllTables(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	exec(t, conn, `create publication everything for all tables`)
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	require.Empty(t, collect(t, conn, `
+		select relname::text from pg_class c
+		 where relnamespace = 'onceq'::regnamespace and relkind = 'r' and relpersistence = 'p' and relreplident = 'd'
+		   and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)`))
+	require.NoError(t, migrations.DownTo(t.Context(), conn, "onceq", 0))
 }

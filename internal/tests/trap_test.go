@@ -38,6 +38,24 @@ func TestTrap_ClaimLimitIsExact_3Of2000(t *testing.T) {
 	}
 }
 
+// ⚠ A publication of all tables, as Debezium makes one by default, has Postgres refuse to delete from a table that has neither a primary
+// key nor another replica identity.
+func TestTrap_APublicationOfAllTablesStopsNothing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	_, err := owner(t, db).Exec(t.Context(), `create publication everything for all tables`)
+	require.NoError(t, err)
+	for range 3 {
+		add(t, db, onceq.Job{Lane: "a"})
+	}
+	_, err = db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{{Kind: "k"}}, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	for range 5 {
+		require.NoError(t, takeOne(t, db).Complete(t.Context(), nil))
+	}
+	require.Empty(t, take(t, db, 1))
+}
+
 // ⚠ If an index contained anything that a claim changes, each claim would write to every index.
 func TestTrap_ClaimsAreHeapOnly(t *testing.T) {
 	t.Parallel()
