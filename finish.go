@@ -527,6 +527,10 @@ type retrying struct{ moves, stays, leaves, runAt, columns, lane, due, handOver 
 // waitingTwin says that another job with the id of j is in job_waits, as in twin: j stays in jobs then.
 const waitingTwin = `exists (select from onceq.job_waits w where w.id = j.id offset 0)`
 
+// sqlForever is a little less than maxDelay. A job that waits for that long has no call, which would stay when the job is gone: who ends
+// its wait leaves one.
+const sqlForever = `interval '36000 days'`
+
 func retryWith(r retrying) string {
 	return `
 with u as materialized (
@@ -549,7 +553,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, ` + r.due + `, lane from wait
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, ` + r.due + `, lane from wait where run_at < statement_timestamp() + ` + sqlForever + `
 ),
 stay as (
   update onceq.jobs j

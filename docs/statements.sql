@@ -222,7 +222,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -341,7 +341,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -2436,7 +2436,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -2543,7 +2543,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j

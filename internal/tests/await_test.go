@@ -453,6 +453,37 @@ func TestAwait_InALane(t *testing.T) {
 	}
 }
 
+// A job that waits for as long as it takes leaves nothing behind that promoters would find in a hundred years.
+func TestAwait_ForeverLeavesNoCall(t *testing.T) {
+	t.Parallel()
+	lane := func(int) string { return "a" }
+	for _, kind := range []onceq.Kind[int]{
+		{Name: "flow", Lane: lane, LaneRule: onceq.Overtake},
+		{Name: "flow", Limit: lane},
+		{Name: "flow", Lane: lane, Limit: lane, LaneRule: onceq.Overtake},
+	} {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		ran := 0
+		h := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			if _, _, err := onceq.Await[int](ctx, l, "e", "k", onceq.Forever); err != nil {
+				return err
+			}
+			ran++
+			return nil
+		})
+		_, err := q.Enqueue(ctx, db.Pool, kind.Job(1))
+		require.NoError(t, err)
+		db.Drain(h)
+		require.Zero(t, ran)
+		_, err = q.Emit(ctx, db.Pool, "e", "k", nil)
+		require.NoError(t, err)
+		db.Drain(h)
+		require.Equal(t, 1, ran)
+		require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.lane_calls where due > statement_timestamp() + interval '1 day'`))
+	}
+}
+
 // The SQL of docs/flows.md finds the jobs that wait, also those that wait for their limits meanwhile, and for what they wait now.
 func TestAwait_TheSQLForPeople(t *testing.T) {
 	t.Parallel()
