@@ -68,7 +68,7 @@ func ExampleDB_Drain() {
 	for _, r := range ran {
 		fmt.Println(r.Kind, r.State)
 	}
-	// Unordered output:
+	// Output:
 	// order completed
 	// invoice completed
 }

@@ -45,9 +45,6 @@ func DropStale(t *testing.T, connString string) {
 	require.NoError(t, err)
 }
 
-// InOrder is how the runs of a job come into their order.
-var InOrder = inOrder
-
 // Admin is how a process works on a server: the tag of its sessions, and what runs SQL in one of them.
 func Admin(t *testing.T, found *pgserver.Server) (tag string, admin func(context.Context, func(*pgx.Conn) error) error) {
 	t.Helper()

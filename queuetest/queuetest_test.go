@@ -598,10 +598,29 @@ func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {
 	require.Contains(t, said[0], "NewWorker needs at least one handler")
 }
 
-// The event of a job's retry may come before that of the run that failed, and a cancellation has no token.
-func TestDrain_RunsOfAJobAreInTheirOrder(t *testing.T) {
+// Each event comes after its outcome was stored, from the goroutine that stored it: that of a job may come after that of one that
+// its handler enqueued.
+func TestDrain_RunsAreInTheOrderInWhichTheyBegan(t *testing.T) {
 	t.Parallel()
-	ran := []queuetest.Ran{{JobID: 1, Attempt: 2}, {JobID: 2, Attempt: 1}, {JobID: 1, Attempt: 1}, {JobID: 1, State: onceq.StateCancelled}}
-	queuetest.InOrder(ran, map[int64]int{12: 0, 21: 1, 11: 2, 0: 3})
-	require.Equal(t, []queuetest.Ran{{JobID: 1, Attempt: 1}, {JobID: 2, Attempt: 1}, {JobID: 1, Attempt: 2}, {JobID: 1, State: onceq.StateCancelled}}, ran)
+	reported := make(chan struct{})
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		switch {
+		case e.Type == onceq.EventCompleted && e.Kind == "first":
+			<-reported
+		case e.Type == onceq.EventCompleted && e.Kind == "second":
+			close(reported)
+		}
+	})}))
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "first"})
+	require.NoError(t, err)
+	first, second := onceq.Kind[any]{Name: "first"}, onceq.Kind[any]{Name: "second"}
+	ran := db.Drain(
+		first.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ any) error {
+			_, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "second"})
+			return err
+		}),
+		second.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, any) error { return nil }))
+	require.Len(t, ran, 2)
+	require.Equal(t, "first", ran[0].Kind)
+	require.Equal(t, "second", ran[1].Kind)
 }

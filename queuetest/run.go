@@ -2,8 +2,6 @@ package queuetest
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -46,8 +44,7 @@ func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 }
 
 // Drain runs jobs until none is due, including those that handlers enqueue. It returns the runs in the order in which
-// their ends were reported: those of one job in its order, but a job that a handler enqueued may come before the handler's
-// own. Jobs that are not due yet stay: see Advance.
+// they began. Jobs that are not due yet stay: see Advance.
 func (db *DB) Drain(handlers ...onceq.Handler) []Ran {
 	db.t.Helper()
 	return db.work(nil, 0, handlers)
@@ -252,9 +249,22 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	db.t.Helper()
 	var mu sync.Mutex
 	var ran []Ran
+	var ended []bool
 	// Find runs by token, because a completion that the handler makes may be undone and followed by the final outcome.
 	// Find a cancelled run by job, because the event has no token.
 	byToken, byJob := make(map[int64]int), make(map[int64]int)
+	place := func(e onceq.Event) int {
+		i, again := byToken[e.Token]
+		if e.Token == 0 {
+			i, again = byJob[e.JobID]
+		}
+		if !again {
+			i = len(ran)
+			byToken[e.Token], byJob[e.JobID] = i, i
+			ran, ended = append(ran, Ran{}), append(ended, false)
+		}
+		return i
+	}
 	hook := func(_ context.Context, e onceq.Event) {
 		if e.Name != "" || e.JobID == 0 {
 			return // an event of an effect or a fence that the handler used
@@ -265,6 +275,9 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 			if claimed != nil {
 				claimed(e)
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			place(e) // events of ends come in any order
 			return
 		case onceq.EventCompleted:
 			r.State = onceq.StateCompleted
@@ -286,24 +299,16 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		i, again := byToken[e.Token]
-		if e.Token == 0 {
-			i, again = byJob[e.JobID]
-		}
-		if again {
-			ran[i] = r
-			return
-		}
-		byToken[e.Token], byJob[e.JobID] = len(ran), len(ran)
-		ran = append(ran, r)
+		i := place(e)
+		ran[i], ended[i] = r, true
 	}
 	config := db.config
 	config.Schema = db.Schema
 	config.Hook = onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
-		hook(ctx, e)
 		if db.config.Hook != nil {
 			db.config.Hook.Event(ctx, e)
 		}
+		hook(ctx, e)
 	})
 	q, err := onceq.New(db.Pool, &config)
 	var w *onceq.Worker
@@ -323,29 +328,11 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	inOrder(ran, byToken)
-	return ran
-}
-
-// inOrder puts the runs of each job into their order. Events of two runs may come the other way round, because each comes
-// after its outcome was stored, from the goroutine that stored it.
-func inOrder(ran []Ran, byToken map[int64]int) {
-	places := make(map[int64][]int) // of a job's runs
-	for _, token := range slices.Sorted(maps.Keys(byToken)) {
-		if token == 0 {
-			continue // a cancellation comes after the job's runs
-		}
-		i := byToken[token]
-		places[ran[i].JobID] = append(places[ran[i].JobID], i)
-	}
-	for _, at := range places {
-		runs := make([]Ran, len(at))
-		for n, i := range at {
-			runs[n] = ran[i]
-		}
-		slices.Sort(at)
-		for n, i := range at {
-			ran[i] = runs[n]
+	var all []Ran
+	for i, r := range ran {
+		if ended[i] {
+			all = append(all, r)
 		}
 	}
+	return all
 }
