@@ -82,6 +82,11 @@ for mode; do
 		;;
 	citus)
 		[ -z "$skipped" ] || { echo "nothing is left out by name on citus" >&2; continue; }
+		# shellcheck disable=SC2086
+		tests=$(go test -list . $packages)
+		while read -r name; do
+			echo "$tests" | grep -qxE "$name" || { echo "scripts/citus-tests.txt names $name, and there is no such test" >&2; exit 1; }
+		done <scripts/citus-tests.txt
 		dir=$(mktemp -d)
 		trap 'scripts/citus.sh stop "$dir/cluster"; rm -rf "$dir"' EXIT
 		chmod a+x "$dir"
