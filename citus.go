@@ -175,9 +175,18 @@ type parts struct {
 	now time.Time // the database's
 }
 
-// sendInParts sends the parts.
-func (q *Queue) sendInParts(ctx context.Context, db DB, statement inParts, args []any, read func(pgx.Rows) error) error {
+// lockTimeout sets on the node how long a transaction waits for a lock there. Citus does not pass on what is set on the coordinator.
+const lockTimeout = `select set_config('lock_timeout', $1::text, true) from onceq.meta`
+
+// sendInParts sends the parts. They wait for locks for no longer than by says.
+func (q *Queue) sendInParts(ctx context.Context, db DB, by way, statement inParts, args []any, read func(pgx.Rows) error) error {
+	limited := by.patience > 0 && own(db) != nil
 	return q.told(atomically(ctx, db, asIs, func(db DB) error {
+		if limited {
+			if err := query(ctx, db, q.sql(lockTimeout), []any{by.limit()}, noRows); err != nil {
+				return err
+			}
+		}
 		return statement(&parts{ctx: ctx, q: q, db: db}, args, read)
 	}))
 }

@@ -77,8 +77,13 @@ func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
 
 // waiting is the hot way with a limit for waiting for a lock.
 func waiting(patience time.Duration) way {
-	return way{begin: beginOwn, settings: hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%dms', true)`, max(1, patience.Milliseconds())), patience: patience}
+	w := way{begin: beginOwn, patience: patience}
+	w.settings = hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%s', true)`, w.limit())
+	return w
 }
+
+// limit is the patience as Postgres reads it.
+func (w way) limit() string { return fmt.Sprintf("%dms", max(1, w.patience.Milliseconds())) }
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally, waits *atomic.Bool) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally, waits: waits}

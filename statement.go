@@ -227,7 +227,7 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 			if citus, err := q.onCitus(ctx, db); err != nil {
 				return q.told(err)
 			} else if citus {
-				return q.sendInParts(ctx, db, parts, args, read)
+				return q.sendInParts(ctx, db, by, parts, args, read)
 			}
 		}
 	}
@@ -261,6 +261,9 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 	}
 	if by.turn != nil {
 		by.turn.queue(batch, by.clock)
+	}
+	if by.patience > 0 && q.citus.Load() == citusYes {
+		batch.Queue(q.sql(lockTimeout), by.limit())
 	}
 	batch.Queue(q.sql(statement), args...).Query(read)
 	if by.along != nil {

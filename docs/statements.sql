@@ -873,6 +873,9 @@ select id, run_at, created_at, leased_until,
    where job_history.state = 5
   returning id;
 
+-- citus.go: lockTimeout
+select set_config('lock_timeout', $1::text, true) from onceq.meta;
+
 -- citus.go: onOneNode
 select statement_timestamp();
 

@@ -195,9 +195,14 @@ func (m *Middleware) failed(w http.ResponseWriter, r *http.Request, a *admitted,
 // claimTx takes the key inside the transaction and returns the transaction's id; a rollback undoes the claim. It waits
 // only a moment for another open transaction that has the key, and then reports the key as in flight.
 func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c *onceq.FenceLease, xid string, err error) {
-	const limit = `select current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true)`
+	const limit = `select current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true), current_setting('citus.version', true) is not null`
+	wait := strconv.FormatInt(lockWait.Milliseconds(), 10)
 	var before string
-	if err := tx.QueryRow(ctx, limit, strconv.FormatInt(lockWait.Milliseconds(), 10)).Scan(&before, nil); err != nil {
+	var citus bool
+	if err = tx.QueryRow(ctx, limit, wait).Scan(&before, nil, &citus); err == nil && citus {
+		err = limitNodes(ctx, tx, wait)
+	}
+	if err != nil {
 		return nil, "", err
 	}
 	c, err = f.Claim(ctx, tx)
@@ -209,8 +214,20 @@ func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c 
 		return c, "", err
 	}
 	const restore = `select set_config('lock_timeout', $1::text, true), pg_current_xact_id()::text`
-	err = tx.QueryRow(ctx, restore, before).Scan(nil, &xid)
+	if err = tx.QueryRow(ctx, restore, before).Scan(nil, &xid); err == nil && citus {
+		err = limitNodes(ctx, tx, before)
+	}
 	return c, xid, err
+}
+
+// limitNodes sets the lock_timeout of a transaction on the nodes of Citus too, which sends them "set local" alone, if it is told to.
+func limitNodes(ctx context.Context, tx pgx.Tx, to string) error {
+	for _, set := range []string{"citus.propagate_set_commands to local", "lock_timeout to '" + to + "'", "citus.propagate_set_commands to default"} {
+		if _, err := tx.Exec(ctx, "set local "+set); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 var errEnded = errors.New("onceqhttp: the handler ended the middleware's transaction with a statement of its own: return nil to commit it with the answer, an error to roll it back")

@@ -73,7 +73,7 @@ func enqBegin(t *testing.T, db *queuetest.DB, level pgx.TxIsoLevel) pgx.Tx {
 func enqBlocked(t *testing.T, db *queuetest.DB, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		return enqGet[int](t, db.Pool, `select count(*)::int from pg_stat_activity
+		return enqGet[int](t, db.Pool, `select count(*)::int from `+activity(t, db)+`
 			where datname = current_database() and wait_event_type = 'Lock'`) >= n
 	}, patience, 2*time.Millisecond, "nobody waits for a lock")
 }

@@ -118,11 +118,17 @@ func background[T any](fn func() (T, error)) func() (T, error) {
 func waitBlocked(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		if repairCount(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) > 0 {
+		if repairCount(t, db, `select count(*) from `+activity(t, db)+` where datname = current_database() and wait_event_type = 'Lock'`) > 0 {
 			return
 		}
 	}
 	t.Fatal("nobody waits for a lock")
+}
+
+// activity is the view of all sessions, which on Citus are those of the nodes too.
+func activity(t *testing.T, db *queuetest.DB) string {
+	t.Helper()
+	return sqlOne[string](t, db, `select coalesce(to_regclass('citus_stat_activity'), 'pg_stat_activity')::text`)
 }
 
 func begin(t *testing.T, db *queuetest.DB) pgx.Tx {
