@@ -99,6 +99,8 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return immutable(statement), args, nil
 	case moveJobs: // $3 and $4 are for a notification
 		statement, args = moveApart, args[:2]
+	case writeCounts:
+		statement = countsApart
 	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
@@ -128,6 +130,13 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 
 // moveApart is moveJobs without a notification.
 var moveApart = moveJobs[:strings.Index(moveJobs, ", (select onceq.wake(")] + ", null from moved"
+
+// countsApart is writeCounts with the insert outside.
+var countsApart = `
+insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
+select timezone('UTC', date_trunc('minute', timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
+       string_to_array(btrim(durations, '{}'), ',')::int[]
+  from onceq.meta, ` + counted + addCounts
 
 // clusterSize is readFenceTable for a schema on a node, of which the coordinator does not know how many rows came; a schema that
 // is not sharded is on the coordinator.

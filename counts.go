@@ -284,19 +284,23 @@ func (t *tally) leave() {
 var writeCounts = `
 with u as materialized (
   select date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
-    from unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
-      as u(queue, kind, started, completed, failed, dead, took, durations)
+    from ` + counted + `
 ),
 written as (
   insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-  select minute, queue, kind, started, completed, failed, dead, took, durations::int[] from u order by queue collate "C", kind collate "C"
+  select minute, queue, kind, started, completed, failed, dead, took, durations::int[] from u` + addCounts + `
+)
+select count(*) from written`
+
+const counted = `unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
+      as u(queue, kind, started, completed, failed, dead, took, durations)`
+
+var addCounts = ` order by queue collate "C", kind collate "C"
   on conflict (minute, queue, kind) do update
      set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
          dead = c.dead + excluded.dead, took = c.took + excluded.took,
          durations = ` + sqlDurations(`c.durations[%d] + excluded.durations[%d]`) + `
-  returning 1
-)
-select count(*) from written`
+  returning 1`
 
 // write adds what was counted since the last time. What it cannot write stays.
 func (t *tally) write(ctx context.Context) error {

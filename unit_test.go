@@ -606,6 +606,7 @@ var built = map[string]string{
 	"moveWaits":               moveWaits,
 	"readCounts":              readCounts,
 	"writeCounts":             writeCounts,
+	"countsApart":             countsApart,
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,

@@ -762,6 +762,18 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
             then citus_relation_size('onceq.job_fences'::regclass) else pg_relation_size('onceq.job_fences'::regclass) end
        / current_setting('block_size')::bigint, pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
+-- citus.go: countsApart
+insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
+select timezone('UTC', date_trunc('minute', timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
+       string_to_array(btrim(durations, '{}'), ',')::int[]
+  from onceq.meta, unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
+      as u(queue, kind, started, completed, failed, dead, took, durations) order by queue collate "C", kind collate "C"
+  on conflict (minute, queue, kind) do update
+     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
+         dead = c.dead + excluded.dead, took = c.took + excluded.took,
+         durations = array[c.durations[1] + excluded.durations[1], c.durations[2] + excluded.durations[2], c.durations[3] + excluded.durations[3], c.durations[4] + excluded.durations[4], c.durations[5] + excluded.durations[5], c.durations[6] + excluded.durations[6], c.durations[7] + excluded.durations[7], c.durations[8] + excluded.durations[8], c.durations[9] + excluded.durations[9], c.durations[10] + excluded.durations[10], c.durations[11] + excluded.durations[11], c.durations[12] + excluded.durations[12], c.durations[13] + excluded.durations[13], c.durations[14] + excluded.durations[14]]
+  returning 1;
+
 -- citus.go: draw.draw
 select statement_timestamp(), (select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int));
 
