@@ -95,6 +95,7 @@ for mode; do
 		# shellcheck disable=SC2086
 		env ONCEQ_TEST_DATABASE_URL="$url" go test -count=1 -timeout "${TIMEOUT:-20m}" -parallel 6 -run "^($(paste -sd'|' scripts/citus-tests.txt))\$" $packages
 		(cd examples && env ONCEQ_TEST_DATABASE_URL="$url" GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-20m}" -run TestPrograms .)
+		(cd lab/citus && GOTOOLCHAIN=auto go run . -for 5s "$url")
 		;;
 	*) echo "no mode $mode" >&2; exit 2 ;;
 	esac
