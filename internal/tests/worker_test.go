@@ -1107,7 +1107,7 @@ func TestWorker_SurvivesTheLossOfAllItsConnections(t *testing.T) {
 	}))
 	for kill := int64(1); kill <= 5; kill++ {
 		eventually(t, "progress", func() bool { return ran.Load() >= kill*200 })
-		_, err := watch.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()`)
+		_, err := watch.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`)
 		require.NoError(t, err)
 	}
 	eventually(t, "an empty queue", func() bool {
