@@ -95,6 +95,11 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return withClock(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
+	case cancelWaits: // nothing waits for a lane, a limit or other jobs there
+		const none = `select null::bigint[], null::text[], null::text[], null::text[], null::text[], null, null`
+		return none, nil, nil
+	case hurryWaits:
+		return `select 0`, nil, nil
 	case moveWaits:
 		return immutable(statement), args, nil
 	case moveJobs: // $3 and $4 are for a notification

@@ -888,6 +888,12 @@ select id, run_at, created_at, leased_until,
 -- citus.go: lockTimeout
 select set_config('lock_timeout', $1::text, true) from onceq.meta;
 
+-- citus.go: onOneNode.none
+select null::bigint[], null::text[], null::text[], null::text[], null::text[], null, null;
+
+-- citus.go: onOneNode
+select 0;
+
 -- citus.go: onOneNode
 select statement_timestamp();
 
