@@ -3,6 +3,7 @@ package onceqcron
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,8 @@ type Timetable interface {
 //
 // The five fields are minute, hour, day of month, month and day of week; six fields begin with seconds. A field is * or a
 // list of numbers, names (JAN, MON), ranges (1-5) and steps (*/10, 8-18/2). Sunday is 0 or 7. A range of hours, days or months may
-// go over the end: 22-2 is 22, 23, 0, 1 and 2, and FRI-MON is four days. If both days are given, either may match; ? for a day is *.
+// go over the end: 22-2 is 22, 23, 0, 1 and 2, and FRI-MON is four days. 5/10 is 5-59/10, and so on; a step is
+// less than what it steps over. If both days are given, either may match; ? for a day is *.
 // The day of month may be L (the last day), L-2 (two days before it), 15W (the working day nearest to the 15th) and LW. The day of
 // week may be FRI#2 (the second Friday) and FRI#L (the last one). Instead of fields, a specification may be @yearly, @monthly, @weekly,
 // @daily, @hourly, or @every with a duration ("@every 90m"), which counts from the tick before.
@@ -151,11 +153,14 @@ var parts = []struct {
 }
 
 // readFields is parser.Parse for what it reads wrongly: it takes the H of THU for a sign of its own, an empty element of a list for
-// nothing at all, *-5 for *, and a number that is too large for the beginning of a range that goes over the end. A ? is a * to it.
+// nothing at all, *-5 for *, and a number that is too large for the beginning of a range that goes over the end. A ? is a * to it. It
+// counts Sunday twice where days of the week go in steps to their end or over it.
 func readFields(fields []string) (cron.Schedule, error) {
 	first := len(parts) - len(fields)
+	fields = slices.Clone(fields)
 	for i, f := range fields {
-		for _, one := range strings.Split(f, ",") {
+		elements := strings.Split(f, ",")
+		for j, one := range elements {
 			if one == "" {
 				return nil, errors.New("an element of the list is empty")
 			}
@@ -163,6 +168,12 @@ func readFields(fields []string) (cron.Schedule, error) {
 				break // it is a word, or the parser says that there are too many or too few
 			}
 			part := parts[first+i]
+			if first+i == len(parts)-1 {
+				var err error
+				if elements[j], err = weekdays(one); err != nil {
+					return nil, err
+				}
+			}
 			one, _, _ = strings.Cut(one, "/")
 			low, high, isRange := strings.Cut(one, "-")
 			switch from, err := strconv.Atoi(low); {
@@ -179,8 +190,45 @@ func readFields(fields []string) (cron.Schedule, error) {
 				}
 			}
 		}
+		fields[i] = strings.Join(elements, ",")
 	}
 	return parser.Parse(strings.ToLower(strings.Join(fields, " ")))
+}
+
+// weekdays is days of the week in steps as the library reads them rightly: from a day on they go to Saturday, as those of * do, and those
+// of a range over the end are a list.
+func weekdays(one string) (string, error) {
+	days, step, stepped := strings.Cut(one, "/")
+	low, high, isRange := strings.Cut(days, "-")
+	from, ok := weekday(low)
+	if !stepped || !ok {
+		return one, nil
+	}
+	if !isRange {
+		return fmt.Sprintf("%d-6/%s", from%7, step), nil
+	}
+	to, ok := weekday(high)
+	by, err := strconv.Atoi(step)
+	if !ok || err != nil || from <= to || by < 1 {
+		return one, nil
+	}
+	if by > to+7-from {
+		return "", fmt.Errorf("step (%d) must be less than range size (%d): %q", by, to+8-from, one)
+	}
+	var list []string
+	for day := from; day <= to+7; day += by {
+		list = append(list, strconv.Itoa(day%7))
+	}
+	return strings.Join(list, ","), nil
+}
+
+func weekday(s string) (day int, ok bool) {
+	const names = "sunmontuewedthufrisat"
+	if i := strings.Index(names, strings.ToLower(s)); len(s) == 3 && i >= 0 && i%3 == 0 {
+		return i / 3, true
+	}
+	day, err := strconv.Atoi(s)
+	return day, err == nil && day >= 0 && day <= 7
 }
 
 // explain finds the field that an error is about.
@@ -225,6 +273,9 @@ func (c *calendar) Next(after time.Time) time.Time {
 	from := clock(at, offset(at)) // the tick is later on the segment's clocks
 	for {
 		start, end := at.ZoneBounds()
+		if !end.IsZero() && !end.After(at) { // Go counts 365 days of a leap year by a zone's rule: on the last day the end is over
+			end = at.Add(24 * time.Hour)
+		}
 		here := offset(at)
 		if !start.IsZero() && !c.realTime {
 			before := clock(start, offset(start.Add(-1))) // what the clocks showed last, before they changed
