@@ -87,7 +87,7 @@ update onceq.jobs set run_at = statement_timestamp() - interval '1 second' where
 // moved, and finished, with one message for each, and shares the claim with others.
 func TestCost_StatementsOfTicks(t *testing.T) {
 	t.Parallel()
-	const ticks = 200
+	const ticks = 1000
 	one, s1, sent1 := many(t, 2)
 	all, s, sent := many(t, 10_000)
 	drain := func(db *queuetest.DB, s *onceqcron.Scheduler, sent *traffic) (statements, trips int) {
