@@ -125,6 +125,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 // Schema returns the name of the schema, unquoted.
 func (q *Queue) Schema() string { return q.schema }
 
+// Logger is Config.Logger or its default.
+func (q *Queue) Logger() *slog.Logger { return q.log }
+
 // Check returns nil if the schema exists and this code works with its tables: their version is MinSchemaVersion or later,
 // and they allow code of SchemaVersion. Otherwise the error is a *SchemaError that says which of the two to update. It is
 // ErrIDTaken if the sequence of ids is behind ids in use, by live jobs, the history or keys; it looks at no more than

@@ -46,7 +46,7 @@
 --   pauses       One row for each queue or kind that is paused. PauseQueue and PauseKind insert it, ResumeQueue and ResumeKind
 --                delete it. Workers read it about twice a second, together with their claims.
 --   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
---   schedule_ticks  One row for each tick that was fired, and for each run of missed ones. Ticks insert it, and delete those
+--   schedule_ticks  One row for each tick that was fired, and for each run of missed or paused ones. Ticks insert it, and delete those
 --                that were kept long enough.
 --   actions      One row for each thing that a person did to jobs through onceqweb or a tool that calls RecordAction. It is
 --                never changed or deleted.
@@ -684,10 +684,10 @@ create table {{.schema}}.schedules (
 -- What became of each tick.
 create table {{.schema}}.schedule_ticks (
   schedule text collate "C" not null,
-  at       timestamptz not null,           -- scheduled time; of several missed ticks the first one's
-  until    timestamptz not null,           -- of several missed ticks the last one's, otherwise at
+  at       timestamptz not null,           -- scheduled time; of several missed or paused ticks the first one's
+  until    timestamptz not null,           -- of several missed or paused ticks the last one's, otherwise at
   ticks    integer     not null,           -- how many
-  outcome  text        not null,           -- fired, duplicate, missed, refused
+  outcome  text        not null,           -- fired, duplicate, missed, paused, refused
   done_at  timestamptz not null default statement_timestamp(),
   job_id   bigint,                         -- the job that it enqueued or met
   note     text,                           -- why it was refused, or that somebody asked for it

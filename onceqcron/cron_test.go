@@ -1,9 +1,11 @@
 package onceqcron_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -391,7 +393,7 @@ func TestRegister_ANewTimetableOfAPausedSchedule(t *testing.T) {
 	require.NoError(t, n.Resume(t.Context(), nil, "n"))
 	require.Equal(t, onceq.StateDelayed, db.RunOne(n.Handlers()...).State)
 	require.Empty(t, fired(t, db))
-	require.Empty(t, outcomes(t, n, "n"))
+	require.Equal(t, []string{fmt.Sprint("paused ", len(ticks))}, outcomes(t, n, "n"))
 }
 
 // Nobody knows the overdue ticks of a Timetable that is no longer in the code. The first of them happens, and none that the new timetable
@@ -807,6 +809,65 @@ func TestPauseResumeFireBackfill(t *testing.T) {
 	require.ErrorIs(t, err, onceqcron.ErrNotFound)
 }
 
+// The ledger has a line for the ticks of a pause. What is back-filled meanwhile, or later, has lines of its own.
+func TestPause_TheLedgerHasItsTicks(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "e", Spec: "@every 1h", Job: report.Job("x"), Missed: onceqcron.All(10)})
+	require.NoError(t, s.Register(t.Context()))
+	start := now(t, db).Truncate(time.Second).Add(-5*time.Hour - 17*time.Minute)
+	require.NoError(t, s.Pause(t.Context(), nil, "e"))
+	require.NoError(t, s.Resume(t.Context(), nil, "e"))
+	require.Empty(t, outcomes(t, s, "e"), "a pause without a tick")
+
+	require.NoError(t, s.Pause(t.Context(), nil, "e"))
+	overdue(t, db, "e", start)
+	n, err := s.Backfill(t.Context(), nil, "e", start, start.Add(time.Hour))
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.Equal(t, []string{"paused 4", "fired 1", "fired 1"}, outcomes(t, s, "e"))
+	overdue(t, db, "e", start.Add(6*time.Hour)) // where it is
+	require.NoError(t, s.Resume(t.Context(), nil, "e"))
+	require.Equal(t, []string{"paused 4", "fired 1", "fired 1"}, outcomes(t, s, "e"))
+	lines, err := s.Ticks(t.Context(), nil, "e", now(t, db), 1)
+	require.NoError(t, err)
+	require.Equal(t, []time.Time{start.Add(2 * time.Hour).UTC(), start.Add(5 * time.Hour).UTC()}, utc([]time.Time{lines[0].At, lines[0].Until}))
+	found, err := s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, found, "somebody wanted it so")
+
+	n, err = s.Backfill(t.Context(), nil, "e", start.Add(3*time.Hour), start.Add(3*time.Hour))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, []string{"paused 2", "fired 1", "paused 1", "fired 1", "fired 1"}, outcomes(t, s, "e"))
+	n, err = s.Backfill(t.Context(), nil, "e", start, now(t, db))
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	require.Len(t, fired(t, db), 6)
+	require.NotContains(t, strings.Join(outcomes(t, s, "e"), " "), "paused")
+}
+
+// The ticks of a long pause are counted as those of a long outage are.
+func TestPause_ASecondsScheduleForAYear(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "s", Spec: "* * * * * *", Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	require.NoError(t, s.Pause(t.Context(), nil, "s"))
+	start := now(t, db).Truncate(time.Second).AddDate(-1, 0, 0)
+	overdue(t, db, "s", start)
+	require.NoError(t, s.Resume(t.Context(), nil, "s"))
+	lines, err := s.Ticks(t.Context(), nil, "s", now(t, db), 10)
+	require.NoError(t, err)
+	require.Len(t, lines, 1)
+	require.Equal(t, "paused", lines[0].Outcome)
+	require.GreaterOrEqual(t, lines[0].Ticks, 10_000)
+	require.Less(t, lines[0].Ticks, 20_000)
+	require.True(t, lines[0].At.Equal(start))
+	require.WithinDuration(t, now(t, db), lines[0].Until, time.Minute)
+	require.Empty(t, fired(t, db))
+}
+
 // After a pause @every goes on in its step, so that Backfill finds the ticks that have happened.
 func TestBackfill_OfEveryAfterAPause(t *testing.T) {
 	t.Parallel()
@@ -989,29 +1050,59 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Empty(t, found)
 }
 
-// A panic makes one tick's job impossible, and the next tick comes. The ledger has its stack.
+// A panic makes one tick's job impossible, and the next tick comes. The ledger says where it happened, and the log has the stack.
 func TestTick_AJobThatPanics(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
+	log := new(bytes.Buffer)
+	q, err := onceq.New(db.Pool, &onceq.Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	require.NoError(t, err)
 	calls := 0
-	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "n", Spec: "@every 1h", Missed: onceqcron.All(10), JobFor: func(onceqcron.Tick) (onceq.Job, error) {
+	s, err := onceqcron.New(q, db.Pool, onceqcron.Config{}, onceqcron.Schedule{Name: "n", Spec: "@every 1h", Missed: onceqcron.All(10), JobFor: func(onceqcron.Tick) (onceq.Job, error) {
 		if calls++; calls == 1 {
 			panic("no data yet")
 		}
 		return report.Job("x"), nil
 	}})
+	require.NoError(t, err)
 	require.NoError(t, s.Register(t.Context()))
 	overdue(t, db, "n", now(t, db).Add(-90*time.Minute))
 	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
 	require.Equal(t, []string{"fired 1", "refused 1"}, outcomes(t, s, "n"))
 	ticks, err := s.Ticks(t.Context(), nil, "n", now(t, db), 10)
 	require.NoError(t, err)
-	require.Contains(t, ticks[1].Note, "panic: no data yet")
-	require.Contains(t, ticks[1].Note, "cron_test.go:")
+	require.Regexp(t, `^panic: no data yet\n\ngithub.com/onceq/onceq/onceqcron_test.TestTick_AJobThatPanics.func1 at .*cron_test.go:\d+$`, ticks[1].Note)
+	require.Contains(t, log.String(), "onceqcron.(*Scheduler).tick", "the whole stack")
 	found, err := s.Health(t.Context(), nil)
 	require.NoError(t, err)
 	require.Len(t, found, 1)
 	require.True(t, strings.HasSuffix(found[0].Detail, "; the latest says: panic: no data yet"), found[0].Detail)
+}
+
+// However long a panic's value is, the note is short and says where it happened. A nil pointer is one of the handler's, and not of the
+// runtime's.
+func TestTick_ALongPanic(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	calls := 0
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "n", Spec: "@every 1h", Missed: onceqcron.All(10), JobFor: func(onceqcron.Tick) (job onceq.Job, err error) {
+		if calls++; calls == 1 {
+			panic(strings.Repeat("x", 10_000))
+		}
+		var none *onceq.Job
+		return *none, nil
+	}})
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", now(t, db).Add(-90*time.Minute))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	ticks, err := s.Ticks(t.Context(), nil, "n", now(t, db), 10)
+	require.NoError(t, err)
+	require.Len(t, ticks, 2)
+	for i, start := range []string{"panic: runtime error: invalid memory address", "panic: xxxx"} {
+		require.True(t, strings.HasPrefix(ticks[i].Note, start), ticks[i].Note)
+		require.Regexp(t, `TestTick_ALongPanic.func1 at .*cron_test.go:\d+$`, ticks[i].Note)
+		require.Less(t, len(ticks[i].Note), 1000)
+	}
 }
 
 // The times of a tick are in one zone, wherever they come from: a key that is made of them is the same each time.

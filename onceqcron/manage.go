@@ -137,7 +137,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, one *Schedule, job *stri
 	}
 	overdue := r.next != nil && !r.next.After(r.now)
 	changes := r.spec != one.Spec || r.zone != one.Zone
-	if overdue && changes && r.paused == nil {
+	if overdue && changes {
 		known, err := s.catchUp(ctx, tx, one, r)
 		if err != nil {
 			return err
@@ -210,6 +210,9 @@ func (s *Scheduler) catchUp(ctx context.Context, tx pgx.Tx, one *Schedule, r *ro
 	missed, err := parseMissed(r.missed)
 	if err != nil || r.zone == "" {
 		return false, nil
+	}
+	if r.paused != nil {
+		missed = none
 	}
 	old, err := parse(r.spec, r.zone)
 	if err != nil {
@@ -315,8 +318,8 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: Backfill makes up for them. tx
-// is as for Put.
+// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and Backfill
+// makes up for them. tx is as for Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -328,6 +331,9 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		}
 		one, err := s.schedule(name, r)
 		if err != nil {
+			return err
+		}
+		if err := s.pass(ctx, tx, one, r); err != nil {
 			return err
 		}
 		next := one.Timetable.Next(r.now)
@@ -347,6 +353,26 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		}
 		return s.ensure(ctx, tx, name, r, next, true)
 	})
+}
+
+// pass writes the ticks of a pause until now into the ledger, and moves the locked row to the next one.
+func (s *Scheduler) pass(ctx context.Context, tx pgx.Tx, one *Schedule, r *row) error {
+	if r.next == nil || r.next.After(r.now) {
+		return nil
+	}
+	p := none.plan(one.Timetable, *r.next, r.changed, r.now)
+	marks, err := s.happen(ctx, tx, one, p, r)
+	if err != nil {
+		return err
+	}
+	r.next, r.changed = nil, nil
+	if !p.next.IsZero() {
+		r.next = &p.next
+	}
+	if _, err := tx.Exec(ctx, s.sql(`update onceq.schedules set next_at = $2, changed_at = null where name = $1`), one.Name, r.next); err != nil {
+		return fmt.Errorf("onceqcron: moving schedule %q: %w", one.Name, err)
+	}
+	return s.note(ctx, tx, one.Name, marks)
 }
 
 // Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. If the job's key is taken,
@@ -390,6 +416,11 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 		if err != nil {
 			return err
 		}
+		if r.paused != nil { // their lines must be there, or Resume would write them over what happens now
+			if err := s.pass(ctx, tx, one, r); err != nil {
+				return err
+			}
+		}
 		due, err := s.unfired(ctx, tx, one, r, from, to)
 		if err != nil {
 			return err
@@ -419,22 +450,23 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 	return n, nil
 }
 
-// split takes ticks out of the lines of the ledger that stand for several missed ticks in a row, so that each can have a line of its
+// split takes ticks out of the lines of the ledger that stand for several missed or paused ticks in a row, so that each can have a line of its
 // own.
 func (s *Scheduler) split(ctx context.Context, tx pgx.Tx, one *Schedule, ticks []time.Time) error {
 	if len(ticks) == 0 {
 		return nil
 	}
 	const read = `
-select at, until, ticks, done_at from onceq.schedule_ticks
- where schedule = $1 and at <= $3 and until >= $2 and ticks > 1 and outcome = 'missed'`
+select at, until, ticks, outcome, done_at from onceq.schedule_ticks
+ where schedule = $1 and at <= $3 and until >= $2 and ticks > 1 and outcome in ('missed', 'paused')`
 	const remove = `delete from onceq.schedule_ticks where schedule = $1 and at = $2`
 	const write = `
-insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, done_at) values ($1, $2, $3, $4, 'missed', $5)
+insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, done_at) values ($1, $2, $3, $4, $5, $6)
 on conflict do nothing`
 	type line struct {
 		At, Until time.Time
 		Ticks     int
+		Outcome   string
 		DoneAt    time.Time
 	}
 	rows, err := tx.Query(ctx, s.sql(read), one.Name, ticks[0], ticks[len(ticks)-1])
@@ -463,7 +495,7 @@ on conflict do nothing`
 				open = false
 				continue
 			case !open:
-				rest, open = append(rest, line{At: at, DoneAt: l.DoneAt}), true
+				rest, open = append(rest, line{At: at, Outcome: l.Outcome, DoneAt: l.DoneAt}), true
 			}
 			r := &rest[len(rest)-1]
 			r.Until, r.Ticks = at, r.Ticks+1
@@ -482,7 +514,7 @@ on conflict do nothing`
 		}
 		batch.Queue(s.sql(remove), one.Name, l.At)
 		for _, r := range rest {
-			batch.Queue(s.sql(write), one.Name, r.At, r.Until, r.Ticks, r.DoneAt)
+			batch.Queue(s.sql(write), one.Name, r.At, r.Until, r.Ticks, r.Outcome, r.DoneAt)
 		}
 	}
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
@@ -576,12 +608,12 @@ select name, owner, spec, zone, missed, job is null, coalesce(next_at, '0001-01-
 	return all, nil
 }
 
-// Done is a line of the ledger: a tick, or some missed ones in a row.
+// Done is a line of the ledger: a tick, or some missed or paused ones in a row.
 type Done struct {
-	At      time.Time // scheduled time; of several missed ticks the first one's
-	Until   time.Time // of several missed ticks the last one's; otherwise At
+	At      time.Time // scheduled time; of several ticks the first one's
+	Until   time.Time // of several ticks the last one's; otherwise At
 	Ticks   int       // how many
-	Outcome string    // fired; duplicate: its key was taken; missed; refused: see Note
+	Outcome string    // fired; duplicate: its key was taken; missed; paused: Resume writes it; refused: see Note
 	DoneAt  time.Time // when that was decided; for a fired tick, DoneAt − At is how late it was
 	JobID   int64     // the job that it enqueued or met; 0: none
 	Note    string

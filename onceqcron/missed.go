@@ -20,6 +20,9 @@ func Latest(within time.Duration) Missed { return Missed{within: within} }
 // Skip fires no tick that is more than a minute late.
 func Skip() Missed { return Latest(time.Minute) }
 
+// none fires no tick. It is the rule of a pause.
+var none = Missed{within: -1}
+
 // All fires every missed tick, the oldest first. Of more than limit, only the latest limit ones. At most 10,000.
 func All(limit int) Missed { return Missed{all: limit} }
 

@@ -332,7 +332,11 @@ update onceq.schedules
 // happen enqueues the jobs of a plan, and returns its lines of the ledger.
 func (s *Scheduler) happen(ctx context.Context, tx pgx.Tx, one *Schedule, p plan, r *row) (marks []mark, err error) {
 	if p.missed > 0 {
-		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
+		m := mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"}
+		if r.paused != nil {
+			m.outcome = "paused"
+		}
+		marks = append(marks, m)
 	}
 	for _, at := range p.fire {
 		if slices.ContainsFunc(r.fired, at.Equal) {
@@ -367,6 +371,10 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	t.At, t.Now = t.At.In(one.loc), t.Now.In(one.loc)
 	m := mark{at: t.At, until: t.At, ticks: 1, outcome: "refused"}
 	job, err := one.jobFor(t)
+	var panicked *onceq.PanicError
+	if errors.As(err, &panicked) {
+		s.q.Logger().ErrorContext(ctx, "onceqcron: JobFor panicked", "schedule", one.Name, "tick", t.At, "panic", panicked.Value, "stack", string(panicked.Stack))
+	}
 	if err != nil {
 		m.note = storable(err)
 		return m, nil
@@ -394,14 +402,42 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	return m, nil
 }
 
-// storable is an error's text as Postgres can store it.
+// storable is an error's text as Postgres can store it, and short enough for a line of a table.
 func storable(err error) string {
-	const most = 2000
-	text := err.Error()
+	text, where := err.Error(), ""
+	var panicked *onceq.PanicError
+	if errors.As(err, &panicked) {
+		text, where = fmt.Sprintf("panic: %v", panicked.Value), panicPlace(panicked.Stack)
+	}
+	const most, mostWhere = 700, 250
 	if len(text) > most {
 		text = text[:most] + " …"
 	}
+	if len(where) > mostWhere { // the end has the file and the line
+		where = "… " + where[len(where)-mostWhere:]
+	}
+	if where != "" {
+		text += "\n\n" + where
+	}
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// panicPlace is where a stack panicked: a function, the file and the line.
+func panicPlace(stack []byte) string {
+	lines := strings.Split(string(stack), "\n")
+	at := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "panic(") })
+	for at += 2; at > 1 && at+1 < len(lines); at += 2 { // each frame has two lines
+		if strings.HasPrefix(lines[at], "runtime.") { // as a nil pointer has
+			continue
+		}
+		function := lines[at]
+		if i := strings.LastIndexByte(function, '('); i > 0 { // its arguments are addresses
+			function = function[:i]
+		}
+		file, _, _ := strings.Cut(strings.TrimSpace(lines[at+1]), " +0x")
+		return function + " at " + file
+	}
+	return ""
 }
 
 // note writes lines of the ledger.

@@ -242,6 +242,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Queue.DiscardMany", func() error { _, err := q.DiscardMany(ctx, db.Pool, filter); return err }},
 					{"Queue.Fence", func() error { return nil }},
 					{"Queue.Schema", func() error { q.Schema(); return nil }},
+					{"Queue.Logger", func() error { q.Logger(); return nil }},
 					{"Fence.Claim", func() (err error) { c, err = fence.Claim(ctx, nil); return err }},
 					{"FenceLease.Extend", func() error { return c.Extend(ctx, time.Hour) }},
 					{"FenceLease.IdempotencyKey", func() error { c.IdempotencyKey(); return nil }},
