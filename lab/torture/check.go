@@ -26,6 +26,7 @@ type history struct {
 	Groups []groupStep
 	Joined []joinedRow
 	Ticks  []tickRow
+	Tended []tended
 	Still  []string // schedules that never caught up
 
 	Fences   []fenceStep // of requests
@@ -91,7 +92,7 @@ const (
 	vLimit      = "limits"             // more jobs of a limit are live than it allows, or more start in a time
 	vFlow       = "flows"              // a flow heard something else than the first event, or two things, or its effects are not in order
 	vGroup      = "groups"             // a job went on before those that it waits for, or not after them, or was told something wrong of them
-	vTick       = "ticks"              // a tick was fired twice or never, or the ledger of ticks does not say what happened
+	vTick       = "ticks"              // a tick was fired twice, never, or in a pause, or the ledger of ticks does not say what happened
 	vPanic      = "panics"             // a process ended by one
 	vTables     = "tables"             // the queue's own tables are not as they must be
 )
@@ -111,7 +112,8 @@ type verdict struct {
 	Emitted, Came, TimedOut                  int           // events that were first, and flows by what they heard
 	Joins, Joined                            int           // jobs that went on after others, and what they were told of
 	JoinWait                                 time.Duration // the longest that one still waited when the others were done
-	Ticks, Missed                            int
+	Ticks, Missed, Paused, Backfilled        int
+	Tended                                   int            // pauses, ranges that were back-filled, and schedules that were pruned
 	Requests                                 map[string]int // by the outcome of their answer
 	Uses                                     map[string]int // uses of their keys, by how they ended
 	Violations                               map[string][]string

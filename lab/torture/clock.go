@@ -30,6 +30,11 @@ var tortureSkew = func() int64 {
 }()
 `
 
+const day = 24 * time.Hour
+
+// skewOf is how wrong the clock of a process is, the first and the fourth of each role: one is a day ahead, the other a day behind.
+func skewOf(n int) time.Duration { return map[int]time.Duration{0: day, 3: -day}[n] }
+
 // buildSkewed builds this program with the shifted clock and checks that the clock is shifted.
 func buildSkewed(ctx context.Context, dir string) (exe string, err error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
@@ -66,7 +71,7 @@ func buildSkewed(ctx context.Context, dir string) (exe string, err error) {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	cmd := exec.CommandContext(ctx, exe)
-	cmd.Env = append(os.Environ(), skewEnv+"=3600", childEnv+`={"Role":"clock"}`)
+	cmd.Env = append(os.Environ(), skewEnv+fmt.Sprintf("=%.0f", day.Seconds()), childEnv+`={"Role":"clock"}`)
 	if out, err = cmd.Output(); err != nil {
 		return "", err
 	}
@@ -74,8 +79,8 @@ func buildSkewed(ctx context.Context, dir string) (exe string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if ahead := time.Until(time.Unix(says, 0)); ahead < 59*time.Minute || ahead > 61*time.Minute {
-		return "", fmt.Errorf("a clock that should be an hour ahead is %s", ahead)
+	if ahead := time.Until(time.Unix(says, 0)); ahead < day-time.Minute || ahead > day+time.Minute {
+		return "", fmt.Errorf("a clock that should be a day ahead is %s", ahead)
 	}
 	return exe, nil
 }

@@ -97,6 +97,7 @@ func attend(ctx, faulty context.Context, pool *pgxpool.Pool) (redriven int, err 
 			}
 			_ = setLimit(ctx, q, pool, lane, rand.IntN(4)) // the trail says whether it was done
 			_ = changeLimit(ctx, q, pool)
+			_ = tend(ctx, q, pool)
 		case !settled:
 			if ended.IsZero() {
 				ended = time.Now()

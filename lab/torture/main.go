@@ -79,7 +79,7 @@ func main() {
 	flag.IntVar(&c.Producers, "producers", 4, "producer processes")
 	flag.IntVar(&c.Requesters, "requesters", 3, "processes that answer requests; onceq only")
 	flag.IntVar(&c.Frail, "frail", 2, "worker processes that jobs end; onceq only")
-	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
+	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are a day wrong")
 	flag.DurationVar(&c.Freeze, "freeze", 4*lease, "the longest time for which a process is frozen")
 	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token, key, lane, limit, event, await, tell, follow or tick; the checker must notice")
 	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
@@ -287,8 +287,8 @@ func run(ctx context.Context, c config) (r *report, err error) {
 				s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url, true, bouncerProxy
 			}
 			program, env := exe, []string{}
-			if skewed != "" && (i == 0 || i == 3) {
-				program, env = skewed, []string{fmt.Sprintf("%s=%d", skewEnv, map[int]int{0: 3600, 3: -3600}[i])}
+			if skew := skewOf(i); skewed != "" && skew != 0 {
+				program, env = skewed, []string{fmt.Sprintf("%s=%.0f", skewEnv, skew.Seconds())}
 			}
 			p, err := startSlot(s, program, env...)
 			if err != nil {
@@ -512,6 +512,9 @@ func collect(ctx context.Context, dir string, sys system, pool *pgxpool.Pool) (h
 		if h.Ticks, err = pgx.CollectRows(query(ctx, pool, readTicks), pgx.RowToStructByPos[tickRow]); err != nil {
 			return nil, err
 		}
+		if h.Tended, err = pgx.CollectRows(query(ctx, pool, readTended), pgx.RowToStructByPos[tended]); err != nil {
+			return nil, err
+		}
 		if h.Still, err = pgx.CollectRows(query(ctx, pool, `select name from onceq.schedules where paused_at is null`), pgx.RowTo[string]); err != nil {
 			return nil, err
 		}
@@ -536,7 +539,7 @@ func keep(h *history, from, to string) error {
 		return err
 	}
 	for name, all := range map[string]any{"trail": h.Trail, "ledger": h.Ledger, "ends": h.Ends, "calls": h.Calls, "ops": h.Ops, "emits": h.Emits, "heard": h.Heard,
-		"fences": h.Fences, "groups": h.Groups, "joined": h.Joined, "requests": h.Requests} {
+		"fences": h.Fences, "groups": h.Groups, "joined": h.Joined, "requests": h.Requests, "ticks": h.Ticks, "tended": h.Tended} {
 		if err := writeLines(filepath.Join(to, name+".jsonl"), all); err != nil {
 			return err
 		}

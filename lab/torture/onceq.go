@@ -76,7 +76,7 @@ func (onceqSystem) setup(ctx context.Context, conn *pgx.Conn) error {
 	if err := migrations.Up(ctx, conn, "onceq"); err != nil {
 		return err
 	}
-	_, err := conn.Exec(ctx, onceqTrail+fenceTrail+laneTrail+flowTables+groupTables+";"+firstRate)
+	_, err := conn.Exec(ctx, onceqTrail+fenceTrail+laneTrail+flowTables+groupTables+tickTrail+";"+firstRate)
 	return err
 }
 

@@ -67,7 +67,9 @@ func printReports(out io.Writer, c config, reports []*report) {
 	row("jobs that went on after others, members that they were told of, longest wait after the last one", func(r *report) string {
 		return fmt.Sprintf("%d, %d, %s", r.verdict.Joins, r.verdict.Joined, r.verdict.JoinWait.Round(time.Millisecond))
 	})
-	row("ticks fired, missed", func(r *report) string { return fmt.Sprintf("%d, %d", r.verdict.Ticks, r.verdict.Missed) })
+	row("ticks fired, of them back-filled, missed, paused; pauses, back-fills and prunes", func(r *report) string {
+		return fmt.Sprintf("%d, %d, %d, %d; %d", r.verdict.Ticks, r.verdict.Backfilled, r.verdict.Missed, r.verdict.Paused, r.verdict.Tended)
+	})
 	number("effects in the ledger", func(r *report) int { return r.verdict.Entries })
 	row("outside calls, repeated ones", func(r *report) string { return fmt.Sprintf("%d, %d", r.verdict.Calls, r.verdict.Repeated) })
 	kinds := map[string]bool{}
