@@ -712,13 +712,13 @@ delete from onceq.job_history where torture.identity(id, created_at) in (select 
 // gone, whether it has a key or not.
 const onceqEnds = `
 with h as (
-  ` + pastEnds + `
+  ` + pastEnds + ` where queue <> 'onceqcron' -- those that ticked for schedules that were removed
   union all
   select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.jobs where queue <> 'onceqcron'
   union all
   select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.job_waits
   union all
-  select * from torture.twins
+  select * from torture.twins where work is not null
 )
 select * from h
 union all
