@@ -348,7 +348,10 @@ func any(fields []string, is func(place int, low, high string, step int) bool) b
 	for i, f := range fields {
 		for _, e := range strings.Split(f, ",") {
 			e, step, _ := strings.Cut(e, "/")
-			low, high, _ := strings.Cut(e, "-")
+			low, high, isRange := strings.Cut(e, "-")
+			if isRange && high == "" {
+				high = "-" // nothing is not a range without an end
+			}
 			n, _ := strconv.Atoi(step)
 			if is(first+i, low, high, n) {
 				return true
