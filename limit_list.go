@@ -54,7 +54,7 @@ var readLimit = `
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(` + owed + ` * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap))) * s.gap) * interval '1 microsecond',
+         + (1 - s.burst + ` + keptOf("s") + `) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j

@@ -54,9 +54,10 @@ rate as materialized (
                           limit y.ahead) u) ready) z
 )`
 
-// keptOf is the part of a burst that is for late starts.
+// keptOf is the part of a burst that is for late starts: what the rate allows in the time by which a start may be late, which need
+// not be a whole job. Of one a minute it is a 600th, and rounded up it would cost a burst of two the half.
 func keptOf(row string) string {
-	return `least(` + row + `.burst - 1, ceil(` + sqlSlotLate + ` / ` + row + `.gap))`
+	return `least(` + row + `.burst - 1, ` + sqlSlotLate + ` / ` + row + `.gap)`
 }
 
 // debtOf is the debt of a row with owed, the microseconds until free_at, and was, the gap of that time; both null if no job has

@@ -4072,7 +4072,7 @@ select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond',
+         + (1 - s.burst + least(s.burst - 1, 100000.0 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
@@ -4112,7 +4112,7 @@ select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond',
+         + (1 - s.burst + least(s.burst - 1, 100000.0 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
@@ -4531,7 +4531,7 @@ rate as materialized (
                     from (select x.*, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
-                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
+                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was,
                                          extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -4558,7 +4558,7 @@ rewound as materialized (
   select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select r.lane, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+    from (select r.lane, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
            cross join lateral (select per::float8 / rate as gap, burst
@@ -4773,7 +4773,7 @@ rate as materialized (
   select x.gap, x.burst, x.kept, x.base, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed,
+    from (select s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed,
                  case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end as base
             from (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
