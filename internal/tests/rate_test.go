@@ -504,3 +504,51 @@ func TestLimit_RateIsLowered(t *testing.T) {
 	       + (select count(*) from onceq.jobs where run_at > statement_timestamp()) * interval '100 milliseconds' from onceq.limit_rates`))
 	require.Greater(t, repairCount(t, db, `select count(*) from onceq.job_waits`), 400)
 }
+
+// A rate that allows less than a job in the time by which starts may be late costs nothing of the burst: two of two start, together or
+// one after the other, and the next one has to wait for one interval and that time.
+func TestLimit_BurstOfASlowRate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limit onceq.Limit
+		burst int
+		many  bool
+	}{
+		"the default, one by one":  {onceq.Limit{Rate: 1, Per: time.Hour}, 2, false},
+		"the default, together":    {onceq.Limit{Rate: 1, Per: time.Hour}, 2, true},
+		"five, one by one":         {onceq.Limit{Rate: 1, Per: time.Hour, Burst: 5}, 5, false},
+		"never two, one by one":    {onceq.Limit{Rate: 1, Per: time.Hour, Burst: 1}, 1, false},
+		"never two, if they could": {onceq.Limit{Rate: 1, Per: time.Hour, Burst: 1}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			setLimit(t, db, "provider", c.limit)
+			var jobs []onceq.Job
+			for n := range c.burst + 2 {
+				jobs = append(jobs, limitedAlone.Job(charge{n, n}))
+			}
+			if c.many {
+				_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+				require.NoError(t, err)
+				laneClaim(t, db.Queue, 1)
+			} else {
+				for _, job := range jobs {
+					laneEnqueue(t, db.Queue, db.Pool, job)
+					laneClaim(t, db.Queue, 1)
+				}
+			}
+			until(t, db, `(select count(*) from onceq.jobs) >= $1`, c.burst)
+			live, waiting := laneLive(t, db)
+			require.Equal(t, []int{c.burst, 2}, []int{live, waiting})
+			first := sqlOne[time.Time](t, db, `select min(run_at) from onceq.jobs`)
+			next, err := db.Queue.Limit(t.Context(), db.Pool, "provider")
+			require.NoError(t, err)
+			late := 100 * time.Millisecond
+			if c.burst == 1 {
+				late = 0
+			}
+			require.WithinDuration(t, first.Add(time.Hour+late), next.NextSlot, time.Millisecond)
+		})
+	}
+}
