@@ -80,6 +80,9 @@ func lineOf(path string) (line string, full *string) {
 
 // Limit says how many jobs of a limit may be live at once, and how many may start in a time. Jobs have to keep to both. The
 // zero Limit lets no more jobs in; those that were let in before still start.
+//
+// In any Per at most Rate and Burst together start. So what a contract allows in that time is their sum: for "ten in every second"
+// Rate: 8, Burst: 2. Rate: 10, Burst: 3 lets 13 start in some second.
 type Limit struct {
 	// AtOnce is how many jobs may be live at once: to be claimed or running. A job that waits for its next attempt does not
 	// count. 0 means any number if there is a Rate; without one, no more jobs are let in. At most 1,000,000.
@@ -92,9 +95,12 @@ type Limit struct {
 
 	// Burst is how many may start at once after a pause. In every window of time, at most Burst and what the rate allows in
 	// the window start. A job may start up to 100 ms after its slot. The burst has room for that if it is at least one more than
-	// what the rate allows in 100 ms, which is the default: 2 for ten a second. With a smaller one the slots are just as exact,
-	// and two starts can be closer together than their slots, by up to 100 ms. At most 1,000,000, and no more than the rate
+	// what the rate allows in 100 ms, which rounded up is the default: 2 for ten a second. With a smaller one the slots are just as
+	// exact, and two starts can be closer together than their slots, by up to 100 ms. At most 1,000,000, and no more than the rate
 	// allows in 1,000 years.
+	//
+	// The default is at least 2, so one a minute starts two together after a pause, and the next a minute later. For one at a time,
+	// never two, set 1.
 	Burst int `json:"burst,omitzero"`
 }
 

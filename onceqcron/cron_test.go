@@ -1524,3 +1524,66 @@ func TestRegister_ACancelledJobOfTheTable(t *testing.T) {
 		require.Equal(t, []string{"code", "going", "table"}, keys)
 	}
 }
+
+// Who forgets Register hears of it: from the log when the handlers are asked for, and from each call that names the schedule.
+func TestRegister_Forgotten(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	log := new(bytes.Buffer)
+	q, err := onceq.New(db.Pool, &onceq.Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	require.NoError(t, err)
+	s, err := onceqcron.New(q, db.Pool, onceqcron.Config{}, nightly())
+	require.NoError(t, err)
+	s.Handlers()
+	require.Contains(t, log.String(), "call Register first")
+	require.Contains(t, log.String(), "nightly")
+	_, err = s.Fire(t.Context(), nil, "nightly")
+	require.ErrorIs(t, err, onceqcron.ErrNotFound)
+	require.EqualError(t, err, `onceqcron: no such schedule: "nightly" is in this code but not registered; call Register`)
+
+	require.NoError(t, s.Register(t.Context()))
+	log.Reset()
+	s.Handlers()
+	none, err := onceqcron.New(q, db.Pool, onceqcron.Config{})
+	require.NoError(t, err)
+	none.Handlers()
+	require.Empty(t, log.String())
+	_, err = s.Fire(t.Context(), nil, "nightly")
+	require.NoError(t, err)
+}
+
+// A time that ends before it begins is an error, and not the answer that nothing is left to do.
+func TestBackfill_FromAfterTo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "h", Spec: "0 * * * *", Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	to := now(t, db).Truncate(time.Hour).Add(-5 * time.Hour)
+	for _, paused := range []bool{false, true} {
+		if paused {
+			require.NoError(t, s.Pause(t.Context(), nil, "h"))
+			overdue(t, db, "h", to)
+		}
+		for _, fill := range []func(context.Context, pgx.Tx) (int, error){
+			func(ctx context.Context, tx pgx.Tx) (int, error) {
+				return s.Backfill(ctx, tx, "h", to.Add(time.Hour), to)
+			},
+			func(ctx context.Context, tx pgx.Tx) (int, error) {
+				return s.WouldBackfill(ctx, tx, "h", to.Add(time.Hour), to)
+			},
+		} {
+			tx, err := db.Pool.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = fill(t.Context(), tx)
+			var bad *onceq.InvalidError
+			require.ErrorAs(t, err, &bad)
+			require.ErrorContains(t, err, `Backfill of schedule "h" is from `+to.Add(time.Hour).UTC().Format(time.RFC3339)+" to "+to.UTC().Format(time.RFC3339)+", which is before that")
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Empty(t, fired(t, db))
+			require.Empty(t, outcomes(t, s, "h"))
+		}
+	}
+	n, err := s.Backfill(t.Context(), nil, "h", to, to)
+	require.NoError(t, err)
+	require.Equal(t, 1, n, "one time alone is none of these")
+}

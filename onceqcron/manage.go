@@ -20,7 +20,7 @@ import (
 // that was there before: the first of these is treated as a tick when the schedule's job runs next, and the others are lost without a line
 // in the ledger. A schedule that nobody mentions stays: see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
 func (s *Scheduler) Register(ctx context.Context) error {
-	return s.within(ctx, nil, func(tx pgx.Tx) error {
+	err := s.within(ctx, nil, func(tx pgx.Tx) error {
 		same, still, err := s.unchanged(ctx, tx)
 		if err != nil {
 			return err
@@ -35,6 +35,10 @@ func (s *Scheduler) Register(ctx context.Context) error {
 		}
 		return s.revive(ctx, tx, still)
 	})
+	if err == nil {
+		s.registered.Store(true)
+	}
+	return err
 }
 
 // revive makes the jobs that tick for schedules of the table, which have none.
@@ -319,7 +323,8 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 }
 
 // Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and Backfill
-// makes up for them. tx is as for Put.
+// makes up for them. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any
+// process can pause it. tx is as for Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -376,7 +381,8 @@ func (s *Scheduler) pass(ctx context.Context, tx pgx.Tx, one *Schedule, r *row) 
 }
 
 // Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. If the job's key is taken,
-// nothing is written, and the error matches onceq.ErrDuplicate. tx is as for Put.
+// nothing is written, and the error matches onceq.ErrDuplicate. Only a process whose code has the schedule can: elsewhere the error of one of
+// the code is ErrElsewhere. tx is as for Put.
 func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64, err error) {
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -404,8 +410,10 @@ func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64,
 
 // Backfill enqueues the jobs of all ticks from one time to another, both included, that the ledger does not show as fired,
 // and returns how many. A tick whose job's key is taken enqueues nothing: it is a duplicate in the ledger. A tick that is overdue
-// is left to the schedule, unless it is paused. More than 10,000 ticks are an error, and so are a time that is still to come, and one of
-// which the ledger knows nothing any more (Config.Keep). tx is as for Put.
+// is left to the schedule, unless it is paused. More than 10,000 ticks are an error, and so are a time that is still to come, one that ends
+// before it begins, and one whose ticks the ledger has forgotten (Config.Keep). Times before the schedule existed are allowed: their ticks
+// have not happened. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere. tx is as for
+// Put.
 func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, to time.Time) (n int, err error) {
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -523,7 +531,8 @@ on conflict do nothing`
 	return nil
 }
 
-// WouldBackfill says how many ticks Backfill would enqueue jobs for. It changes nothing and locks nothing. db may be nil.
+// WouldBackfill says how many ticks Backfill would enqueue jobs for, and fails as it does. But a schedule in the code of other processes is
+// ErrElsewhere only if it has a Timetable. It changes nothing and locks nothing. db may be nil.
 func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string, from, to time.Time) (n int, err error) {
 	if db == nil {
 		db = s.pool
@@ -533,6 +542,10 @@ func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string,
 		return 0, err
 	}
 	one, err := s.schedule(name, r)
+	if errors.Is(err, ErrElsewhere) && r.zone != "" { // a Timetable has no zone; otherwise the row says when the ticks are
+		one = &Schedule{Name: name}
+		one.Timetable, err = parse(r.spec, r.zone)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -543,6 +556,10 @@ func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string,
 // unfired returns the ticks of a time, both ends included, that the ledger does not show as fired and that are not still to be
 // fired by the schedule itself.
 func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *row, from, to time.Time) (due []time.Time, err error) {
+	if to.Before(from) {
+		return nil, invalid("Backfill", "of schedule %q is from %s to %s, which is before that; give the earlier time first",
+			one.Name, from.UTC().Format(time.RFC3339Nano), to.UTC().Format(time.RFC3339Nano))
+	}
 	now, start := r.now, from.Add(-time.Microsecond)
 	if r.next != nil {
 		if e, ok := one.Timetable.(every); ok {

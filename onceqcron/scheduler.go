@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,8 +34,8 @@ type Config struct {
 	Keep time.Duration
 }
 
-// Scheduler keeps schedules. It holds no state but the schedules in the code: any number of them may exist in any number
-// of processes.
+// Scheduler keeps schedules. It holds no state but the schedules in the code, and whether it has registered them: any number of them
+// may exist in any number of processes.
 type Scheduler struct {
 	q      *onceq.Queue
 	pool   *pgxpool.Pool
@@ -42,6 +43,8 @@ type Scheduler struct {
 	code   map[string]*Schedule
 	order  []string
 	schema *strings.Replacer
+
+	registered atomic.Bool
 }
 
 // ErrNotFound: no such schedule.
@@ -118,8 +121,12 @@ func (s *Scheduler) kind(name string) *onceq.Kind[string] {
 	}
 }
 
-// Handlers returns the handlers that a worker needs to fire the schedules of the code and of the table.
+// Handlers returns the handlers that a worker needs to fire the schedules of the code and of the table. Call Register first: without it
+// nothing fires those of the code, unless another process has registered them. The queue's log has a warning then.
 func (s *Scheduler) Handlers() []onceq.Handler {
+	if len(s.order) > 0 && !s.registered.Load() {
+		s.q.Logger().Warn("onceqcron: Handlers was called before Register has written the schedules of the code, and what is not registered never fires; call Register first", "schedules", s.order)
+	}
 	handlers := []onceq.Handler{s.kind(tableKind).HandleTx(s.tick)}
 	for _, name := range s.order {
 		handlers = append(handlers, s.kind(codeKind(name)).HandleTx(s.tick))
@@ -201,6 +208,9 @@ func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r
 		})
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
+		if s.code[name] != nil {
+			return nil, fmt.Errorf("%w: %q is in this code but not registered; call Register", ErrNotFound, name)
+		}
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, name)
 	}
 	if err != nil {

@@ -146,7 +146,8 @@ func (db *DB) ExpireLease(id int64) {
 // "users.created_at". They are moved along, so what was an hour ago becomes an hour and d ago. The clock itself does
 // not move: Lease.Now, now() in SQL and time.Now stay. A column of type date moves by whole days only: another d fails
 // the test. A job's CreatedAt moves too, but the keys that go to providers stay the same. The times of
-// schedules (onceqcron) move too, so the next tick is at a time that is not in its timetable.
+// schedules (onceqcron) move too, so the next tick is at a time that is not in its timetable, and however many nights pass, the
+// ticks of all have the date of one.
 func (db *DB) Advance(d time.Duration, columns ...string) {
 	db.t.Helper()
 	if d < 0 {

@@ -537,6 +537,9 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		fmt.Fprintf(a.out, "No job is %s. Nothing was changed.\n", about)
 		return nil
 	}
+	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.Group == 0 {
+		about += ", of every queue and kind"
+	}
 	first, _, err := a.list(ctx, filter, 5)
 	if err != nil {
 		return err

@@ -595,7 +595,12 @@ func TestSchedules(t *testing.T) {
 	require.Equal(t, 2, jobs("waiting"))
 	require.Equal(t, "Enqueued 3 jobs.\n", fine(t, db.URL, "schedules", "backfill", "in the table", "--from", three, "--to", to, "--yes"))
 	require.Equal(t, 5, jobs("waiting"))
-	fine(t, db.URL, "schedules", "backfill", "nightly", "--from", two, "--to", to, "--yes")
+
+	// The command knows how many there are also of one in the code, and refuses too many before it asks a worker.
+	require.Contains(t, do(t, db.URL, "schedules", "backfill", "nightly", "--from", two, "--to", to).err, "Enqueue 2 jobs of the ticks")
+	require.Contains(t, do(t, db.URL, "schedules", "backfill", "nightly", "--from", "1980-01-01", "--to", to, "--yes").err, "more than 10000 ticks")
+	require.Equal(t, 5, jobs("waiting"))
+	require.Contains(t, fine(t, db.URL, "schedules", "backfill", "nightly", "--from", two, "--to", to, "--yes"), "Asked a worker of it")
 	db.Drain(shop.Handlers()...)
 	require.Equal(t, 7, jobs("waiting"))
 	require.Len(t, asJSON(t, db.URL, "schedules", "list")["schedules"], 2)

@@ -278,7 +278,8 @@ func (a *app) backfillCommand() *cobra.Command {
 		Use:   "backfill SCHEDULE --from TIME [--to TIME]",
 		Short: "Enqueue the jobs of past ticks that did not happen",
 		Long: `backfill enqueues the jobs of all ticks between two times, both included, that the ledger does not show as fired. It says first how many
-these are. If the schedule is in an application's code, a worker of that application does it, and the number is not known before.`,
+these are; more than 10,000 are refused. If the schedule is in an application's code, a worker of that application does it. If it also has a Timetable in place
+of a spec, the number is not known before.`,
 		Example: `  onceq schedules backfill nightly-report --from 2026-01-01 --to 2026-01-08
   onceq schedules backfill hourly-import --from 6h`,
 		Args: cobra.ExactArgs(1),
@@ -307,23 +308,22 @@ these are. If the schedule is in an application's code, a worker of that applica
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
 			n, err := s.WouldBackfill(ctx, a.pool, args[0], begin, end)
-			elsewhere := errors.Is(err, onceqcron.ErrElsewhere)
-			if err != nil && !elsewhere {
-				return err
-			}
 			many := plural(n, "job")
-			if elsewhere {
-				many = "the jobs"
+			if errors.Is(err, onceqcron.ErrElsewhere) {
+				many, err = "the jobs", nil
+			}
+			if err != nil {
+				return err
 			}
 			if err := a.agreed(cmd.Context(), agree, fmt.Sprintf("Enqueue %s of the ticks of schedule %q from %s to %s that did not happen.", many, args[0], stamp(begin), stamp(end))); err != nil {
 				return dried(err)
 			}
 			a.close()
 			return a.change(cmd, "backfill schedule", args[0], why, func(ctx context.Context, s *onceqcron.Scheduler, tx pgx.Tx) (string, map[string]any, error) {
-				if elsewhere {
+				n, err := s.Backfill(ctx, tx, args[0], begin, end)
+				if errors.Is(err, onceqcron.ErrElsewhere) {
 					return a.asked(s.Ask(ctx, tx, args[0], onceqcron.AskBackfill(begin, end)))
 				}
-				n, err := s.Backfill(ctx, tx, args[0], begin, end)
 				return fmt.Sprintf("Enqueued %s.", plural(n, "job")), map[string]any{"enqueued": n}, err
 			})
 		},

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -49,7 +50,7 @@ var handlers = []onceq.Handler{
 		return nil
 	}),
 	bind.Handle(func(ctx context.Context, l *onceq.Lease, book string) error {
-		var bound, torn int
+		var bound, torn, words int
 		for after := int64(0); ; {
 			members, err := l.Members(ctx, after, 1000)
 			if err != nil {
@@ -59,14 +60,22 @@ var handlers = []onceq.Handler{
 				break
 			}
 			for _, m := range members {
-				if after = m.ID; m.State == onceq.StateDead {
+				after = m.ID
+				switch {
+				case m.State == onceq.StateDead:
 					torn++
-				} else {
+				case m.Result == nil: // the job that opened the book is a member too
+				default:
+					var n int
+					if err := json.Unmarshal(m.Result, &n); err != nil {
+						return err
+					}
 					bound++
+					words += n
 				}
 			}
 		}
-		fmt.Println(book, "has", bound-1, "pages;", torn, "are torn") // the job that opened it is no page
+		fmt.Println(book, "has", bound, "pages with", words, "words;", torn, "are torn")
 		return nil
 	}),
 }
@@ -88,5 +97,5 @@ func main() {
 }
 
 // Output:
-// Emma has 9996 pages; 4 are torn
+// Emma has 9996 pages with 44972 words; 4 are torn
 // 10001 members: 9997 completed, 4 dead
