@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -462,6 +463,7 @@ func TestMend(t *testing.T) {
 		}
 		require.Equal(t, codeRefused, a.code, "%v: %s", args, a.err)
 		require.Contains(t, a.err, "add --yes", args)
+		require.Equal(t, slices.Contains(args, "discard") && slices.Contains(args, "--state"), strings.Contains(a.err, "dead, of every queue and kind."), args)
 		require.Equal(t, 0, do(t, db.URL, append(args, "--dry-run")...).code)
 	}
 	require.Equal(t, 12, count("dead"))
