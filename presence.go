@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,7 +45,20 @@ type WorkerInfo struct {
 	Stale   bool           `json:"stale"` // it has not for three minutes: it was killed, is frozen, or has lost the database
 }
 
-func (w WorkerInfo) String() string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
+// String says where the worker is, how many jobs of each of its queues it can run at once, and whether it is stale.
+func (w WorkerInfo) String() string {
+	var queues []string
+	for _, name := range slices.Sorted(maps.Keys(w.Queues)) {
+		queues = append(queues, fmt.Sprintf("%s (%d)", name, w.Queues[name]))
+	}
+	s := w.where() + " works " + strings.Join(queues, ", ")
+	if w.Stale {
+		s += "; not seen since " + stamp(w.Seen)
+	}
+	return s
+}
+
+func (w WorkerInfo) where() string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
 
 const readWorkers = `
 select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,
