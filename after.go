@@ -41,7 +41,7 @@ func (r JobRef) String() string {
 	return fmt.Sprintf("key %q in scope %q", r.Key, r.Scope)
 }
 
-// Ref names the job with the key that the kind derives from a payload, for Job.After.
+// Ref names the job with the key that the kind derives from a payload, for Job.After. A kind without a Key has none.
 func (k *Kind[P]) Ref(payload P) JobRef {
 	j := k.Job(payload)
 	return JobRef{Scope: cmp.Or(j.Scope, j.Kind), Key: j.Key}
@@ -90,7 +90,7 @@ func (j *Job) checkAfter() error {
 	case !follows && j.IfDead != 0:
 		return invalid("IfDead", "is set for a job that waits for no others; set After, or not IfDead")
 	case follows && j.Replace != 0:
-		return invalid("Replace", "is set for a job that waits for others, which cannot replace one; set one of them")
+		return invalid("Replace", "is set for a job that waits for others, which cannot replace one; leave out Replace, or After")
 	}
 	for i, ref := range j.After {
 		field := fmt.Sprintf("After[%d]", i)
@@ -101,6 +101,8 @@ func (j *Job) checkAfter() error {
 			return invalid(field, "has the ID %d; ids of jobs are positive", ref.ID)
 		case ref.ID > 0:
 			continue
+		case ref.Key == "" && ref.Scope != "":
+			return invalid(field, "has the Scope %q and no Key; Ref is for kinds that have a Key, so set the ID of the job instead", ref.Scope)
 		case ref.Key == "":
 			return invalid(field, "is empty; set the ID of a job, or its Scope and Key")
 		}

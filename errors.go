@@ -126,6 +126,8 @@ type MismatchError struct {
 	// It contains no values. It is empty if the kinds differ, or if the members are not known; Detail then says why.
 	Differ []string
 	Detail string // more about the difference; may be empty
+
+	replace string // what Job.Replace could do, or why it did nothing
 }
 
 func (e *MismatchError) Error() string {
@@ -144,7 +146,7 @@ func (e *MismatchError) Error() string {
 	}
 	advice := "use another key, or list in Fields the members that must be equal"
 	if e.Existing.ID != 0 {
-		advice += ", or set IgnorePayload if none must, or Replace to change a job that nobody has started"
+		advice += ", or set IgnorePayload if none must" + e.replace
 	}
 	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; %s", e.Key, e.Scope, by, what, advice)
 }

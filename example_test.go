@@ -628,7 +628,7 @@ func ExampleQueue_EnqueueUnique() {
 	// Output:
 	// false <nil>
 	// true <nil>
-	// false onceq: Key is empty
+	// false onceq: Key is empty, and each job of kind "webhook" has one (Kind.Key, EnqueueUnique)
 }
 
 // With Strict, a key that is taken is an error that says which job has it.

@@ -80,6 +80,9 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 		}
 	}
 	if e.key = j.Key; e.key != "" || j.keyed {
+		if e.key == "" {
+			return invalid("Key", "is empty, and each job of kind %q has one (Kind.Key, EnqueueUnique)", j.Kind)
+		}
 		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
 			return err
 		}

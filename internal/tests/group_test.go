@@ -445,13 +445,16 @@ func TestGroup_BadInputAndDuplicates(t *testing.T) {
 	says := map[string]string{
 		"itself":      `After[0] names key "b" in scope "k", which is that of the job itself; a job cannot wait for itself`,
 		"a later one": `[0].After[0] names key "c" in scope "k", which is that of a later one in this call (the one with index 1); put that one before`,
+		"no key":      `After[0] has the Scope "keyless" and no Key; Ref is for kinds that have a Key, so set the ID of the job instead`,
 	}
+	keyless := onceq.Kind[int]{Name: "keyless"}
 	for name, jobs := range map[string][]onceq.Job{
 		"unknown key":        {keyed("b", by("nobody"))},
 		"unknown id":         {keyed("b", onceq.JobRef{ID: 1 << 40})},
 		"negative id":        {keyed("b", onceq.JobRef{ID: -1})},
 		"nothing":            {keyed("b", onceq.JobRef{})},
 		"both":               {keyed("b", onceq.JobRef{ID: first.ID, Scope: "k", Key: "a"})},
+		"no key":             {keyed("b", keyless.Ref(1))},
 		"no scope":           {keyed("b", onceq.JobRef{Key: "a"})},
 		"itself":             {keyed("b", by("b"))},
 		"a later one":        {keyed("b", by("c")), keyed("c")},

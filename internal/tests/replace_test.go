@@ -2,6 +2,8 @@ package tests
 
 import (
 	"context"
+	"fmt"
+	"regexp"
 	"testing"
 	"time"
 
@@ -141,6 +143,34 @@ func TestReplace_AJobThatWasStartedStays(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, leases[0].Complete(ctx, nil))
 	check(onceq.StateCompleted)
+}
+
+// The error of a job that could not replace another says why, and advises no Replace where it would change nothing.
+func TestReplace_SaysWhyItChangedNothing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := add(t, db, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	laned := add(t, db, onceq.Job{Kind: "k", Key: "lane", Lane: "a", Payload: 1})
+	says := func(job onceq.Job, end string) {
+		t.Helper()
+		job.Kind, job.Payload = "k", 2
+		_, err := q.Enqueue(ctx, db.Pool, job)
+		require.ErrorIs(t, err, onceq.ErrMismatch)
+		require.Regexp(t, regexp.QuoteMeta("or set IgnorePayload if none must"+end)+"$", err)
+	}
+	const replace = ", or Replace to change a job that nobody has started"
+	says(onceq.Job{Key: "a"}, replace)
+	says(onceq.Job{Key: "a", Lane: "a"}, "")
+	says(onceq.Job{Key: "a", Replace: onceq.ReplaceTime}, "; Replace changed nothing, because ReplacePayload is not set")
+	says(onceq.Job{Key: "lane"}, replace)
+	says(onceq.Job{Key: "lane", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d was started before, has a lane or a limit, waits for others, or is being cancelled", laned))
+	l := laneClaimOne(t, q, id)
+	says(onceq.Job{Key: "a"}, "")
+	says(onceq.Job{Key: "a", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d is running", id))
+	require.NoError(t, l.Complete(ctx, nil))
+	says(onceq.Job{Key: "a"}, "")
+	says(onceq.Job{Key: "a", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d is completed", id))
 }
 
 // A job with a lane or a limit is not replaced, whether it still waits for that or is live.

@@ -73,4 +73,4 @@ func main() {
 // 202 waiting, duplicate: true
 // 409 this key was used for another request
 // 202 waiting, duplicate: false
-// 400 onceq: Key is empty
+// 400 onceq: Key is empty, and each job of kind "outreach" has one (Kind.Key, EnqueueUnique)

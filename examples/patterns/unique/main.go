@@ -46,5 +46,5 @@ func main() {
 // Output:
 // same id: true duplicate: true state: delayed
 // same id: true duplicate: true state: delayed
-// onceq: Key is empty
+// onceq: Key is empty, and each job of kind "welcome" has one (Kind.Key, EnqueueUnique)
 // onceq: Key is only white space
