@@ -106,7 +106,7 @@ select state from onceq.job_history where id = $1::bigint`
 // in the history for CancelledKeep, and its key stays taken for its window. A job that somebody holds is still
 // StateRunning: when its lease is next extended, the handler's context ends with ErrCancelled. The job is then cancelled,
 // and kept in the same way, unless it finishes first. If it was given back meanwhile, or only a transaction had its row, a
-// worker cancels it when it would run next, or within a minute. While the outcome of one of its effects (Once) is unknown, it stays
+// worker cancels it when it would run next, or within a minute; for a job whose row is locked StateRunning is returned, too. While the outcome of one of its effects (Once) is unknown, it stays
 // in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
 // change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
 // a handler's transaction.
@@ -273,8 +273,8 @@ call as (
 select count(*) from hurried`
 
 // Retry makes a job run now that waits for its time: a delayed job, or one that failed and waits for its next attempt. It
-// returns the job's state after that, and changes nothing in any other state. An unknown job is ErrNotFound. Use Redrive
-// for a dead job.
+// returns the job's state after that, and changes nothing in any other state. A job whose row a transaction has locked is left as it
+// is. An unknown job is ErrNotFound. Use Redrive for a dead job.
 func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
 	if _, err := q.hurry(ctx, db, []int64{id}); err != nil {
 		return 0, err
@@ -307,8 +307,8 @@ select count(*) from hurried`
 	return n, nil
 }
 
-// RetryMany makes the jobs run now that the filter chooses and that wait for their time, newest first, 500 a statement, and
-// returns how many. By default it chooses jobs that failed before; Filter.States may name StateRetrying and StateDelayed.
+// RetryMany makes the jobs run now that the filter chooses and that wait for their time, newest first, 500 a statement, each as Retry
+// does, and returns how many. By default it chooses jobs that failed before; Filter.States may name StateRetrying and StateDelayed.
 // Use it when a provider is back after an outage, for example. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own,
 // and the count is right even if there is an error.

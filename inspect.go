@@ -28,7 +28,7 @@ type JobInfo struct {
 	Priority    Priority          `json:"priority"`
 	Attempts    int               `json:"attempts"` // failed attempts
 	MaxAttempts int               `json:"max_attempts"`
-	Lost        int               `json:"lost"` // leases that ran out, as Kind.MaxLost counts them
+	Lost        int               `json:"lost"` // leases that ran out, as Kind.MaxLost counts them: each from the next claim on
 	Claims      int               `json:"claims"`
 	Token       int64             `json:"token,omitzero"` // of the latest claim; 0 before the first
 	RunAt       time.Time         `json:"run_at,omitzero"`

@@ -57,7 +57,8 @@ effect as (
 )`
 
 // Move moves an unfinished job that nobody has into another queue, inside db, and reports whether it did: it is false for a
-// job that runs or is finished, for one whose lease has just run out, and for one that is in that queue already. The job stays
+// job that runs or is finished, for one whose lease has just run out or whose row a transaction has locked, and for one that is in
+// that queue already. The job stays
 // the same: its id, key, priority, lane, limit and place there, attempts, and what is known of its effects. If it is due and
 // waits for no lane, limit or other job, it counts as due from now on, so it comes after those that wait in the new queue. One
 // that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked
