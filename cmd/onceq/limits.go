@@ -19,7 +19,8 @@ func (a *app) limitListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List limits that are set or that jobs wait for, and what holds each",
 		Long: `list prints the limits that somebody has set and those that jobs wait for, by name. LIVE jobs are to be claimed or running. WAITING jobs are due
-and wait for the limit; OLDEST says for how long the first of these has waited. DELAYED ones are not due yet.`,
+and wait for the limit; OLDEST says for how long the first of these has waited. DELAYED ones are not due yet. NEXT SLOT is of a limit with a rate:
+when the next job can start. A limit that is "not set itself" is its family's, or one at a time: its name may be misspelt.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return listed(a, cmd, page[onceq.LimitInfo]{
@@ -28,9 +29,13 @@ and wait for the limit; OLDEST says for how long the first of these has waited. 
 				key:  func(l onceq.LimitInfo) string { return l.Name },
 				json: func(all []onceq.LimitInfo) any { return append([]onceq.LimitInfo{}, all...) },
 				table: func(limits []onceq.LimitInfo) *table {
-					t := newTable("LIMIT", "ALLOWS", "LIVE", "WAITING", "OLDEST", "DELAYED").numbers("LIVE", "WAITING", "OLDEST", "DELAYED")
+					t := newTable("LIMIT", "ALLOWS", "LIVE", "WAITING", "OLDEST", "DELAYED", "NEXT SLOT").numbers("LIVE", "WAITING", "OLDEST", "DELAYED")
 					for _, l := range limits {
-						t.add(l.Name, l.Limit.String(), number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed))
+						allows := l.Limit.String()
+						if !l.Set {
+							allows += " (not set itself)"
+						}
+						t.add(l.Name, allows, number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed), stamp(l.NextSlot))
 						if l.Limit == (onceq.Limit{}) {
 							t.paint(1, red)
 						}
