@@ -18,7 +18,7 @@ type Cause string
 const (
 	CauseScheduled   Cause = "scheduled"    // not due yet: Until
 	CauseRetry       Cause = "retry"        // failed or lost a lease, and waits for its next try: Until
-	CauseDeferred    Cause = "deferred"     // has run, and asked for a later time (Snooze, Reschedule, an effect in flight): Until
+	CauseDeferred    Cause = "deferred"     // has run, and asked for a later time (Snooze, Reschedule, an effect in flight); CauseRetry if an attempt has failed before: Until
 	CauseEvent       Cause = "event"        // waits for an event (Await): Scope, Key, Until
 	CauseSleep       Cause = "sleep"        // sleeps in the middle of its handler (Sleep): Key is the sleep's name, Until
 	CauseCancelling  Cause = "cancelling"   // somebody asked to cancel it, and no worker has heard of that yet: Since
@@ -29,7 +29,7 @@ const (
 	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, the Worker that has one of them, Until its lease ends or the first is due, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
 	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
 	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Worker, Until, Pause as for a lane; or for a slot of its rate: Before, Until
-	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since; or that of one before it in its lane: Ahead
+	CauseLocked      Cause = "locked"       // a transaction that has been open for a second or more has the job's row locked: Session, Since; or that of one before it in its lane: Ahead
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
 	CauseBehind      Cause = "behind"       // other due jobs come first: Before
@@ -57,7 +57,7 @@ type Reason struct {
 	Pause   *Pause       `json:"pause,omitzero"`
 	Scope   string       `json:"scope,omitzero"`
 	Key     string       `json:"key,omitzero"`
-	Lost    int          `json:"lost,omitzero"`
+	Lost    int          `json:"lost,omitzero"`    // with a lease that ran out just now, which JobInfo.Lost counts from the next claim on
 	Running int          `json:"running,omitzero"` // how many jobs of the queue the workers for it have
 	Slots   int          `json:"slots,omitzero"`   // how many they can have
 	Before  int          `json:"before,omitzero"`  // at most StatsCap
@@ -106,8 +106,8 @@ func (e Explanation) String() string {
 // Explain says why a job is not running, or where it runs, in one answer: as constants and fields for programs, and in words
 // that say what to do. It reads, and locks nothing. An id that no job has is CauseUnknown and no error.
 //
-// It knows of workers by their rows (Workers), which are up to a minute old. Code that loops around Claim leaves none. On
-// Citus it does not look for locks.
+// What it says of the jobs before one, in its lane, its limit or its group, is of one moment. It knows of workers by their rows (Workers), which are up to a minute old. Code that
+// loops around Claim leaves none. On Citus it does not look for locks.
 func (q *Queue) Explain(ctx context.Context, db DB, id int64) (Explanation, error) {
 	return q.whyNot(ctx, db, id, time.Minute)
 }
@@ -124,7 +124,7 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		case errors.Is(err, ErrNotFound):
 			e.add(Reason{
 				Cause: CauseUnknown, Text: "there is no such job: the transaction that enqueued it has not committed or was rolled back, or the job is finished and was not kept",
-				Advice: "if it had a key, what became of that may still be known; a kind can keep completed jobs in the history (Keep)",
+				Advice: "if it had a key, what became of that may still be known (Queue.GetByKey, onceq keys); a kind can keep completed jobs in the history (Keep)",
 			})
 			return e, nil
 		case err != nil:
@@ -189,7 +189,8 @@ func (x *explaining) finished(ctx context.Context) error {
 	case StateDead:
 		x.e.add(Reason{
 			Cause: CauseDead, Since: j.FinishedAt, Lost: j.Lost,
-			Text:   fmt.Sprintf("it is dead since %s, after %d failed attempts of %d and %d lost leases%s", stamp(j.FinishedAt), j.Attempts, j.MaxAttempts, j.Lost, why),
+			Text: fmt.Sprintf("it is dead since %s, after %s of %d and %s%s", stamp(j.FinishedAt),
+				numbered(j.Attempts, "failed attempt", "failed attempts"), j.MaxAttempts, numbered(j.Lost, "lost lease", "lost leases"), why),
 			Advice: "fix the cause and redrive it, or discard it",
 		})
 	default:
@@ -234,12 +235,17 @@ func (x *explaining) cancelAsked(ctx context.Context) error {
 	return nil
 }
 
-// live explains a job that is not finished. It returns false if the job is not live any more.
+// live explains a job that is not finished. It returns false if the job is not live any more, or has another lease.
 func (x *explaining) live(ctx context.Context) (bool, error) {
 	const read = `
-select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint`
+select holder, coalesce(ahead, false) from onceq.jobs
+ where id = $1::bigint and claims = $2::int and leased_until is not distinct from $3::timestamptz`
 	j := &x.e.Job
-	err := x.q.queryRow(ctx, x.db, read, []any{j.ID}, &x.holder, &x.ahead)
+	var until *time.Time
+	if !j.LeasedUntil.IsZero() {
+		until = &j.LeasedUntil
+	}
+	err := x.q.queryRow(ctx, x.db, read, []any{j.ID, j.Claims, until}, &x.holder, &x.ahead)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -252,7 +258,11 @@ select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint`
 	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
 		return false, err
 	}
-	lock, locked, err := x.locked(ctx, j.ID)
+	age := lockOld
+	if !j.LeasedUntil.IsZero() {
+		age = 0 // whose transaction it runs in
+	}
+	lock, locked, err := x.locked(ctx, age, j.ID)
 	if err != nil {
 		return false, err
 	}
@@ -263,17 +273,23 @@ select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint`
 	return true, x.waiting(ctx, lock, locked)
 }
 
-// locked looks for a transaction that has the row of one of the jobs locked. A row names the transaction that locked or changed it
-// last.
-func (x *explaining) locked(ctx context.Context, ids ...int64) (r Reason, is bool, err error) {
+// lockOld is how old a transaction is whose lock Explain reports: claims and promoters have rows locked all the time, for as long as
+// a statement takes.
+const lockOld = time.Second
+
+// locked looks for a transaction of at least some age that has the row of one of the jobs locked. A row names the transaction that
+// locked or changed it last. One of which the role may not see how old it is counts as old.
+func (x *explaining) locked(ctx context.Context, age time.Duration, ids ...int64) (r Reason, is bool, err error) {
 	const read = `
-select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
+select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
+       coalesce(a.state = 'active' and strpos(a.query, 'onceq.') > 0, false)
   from (select id, xmax from onceq.jobs where id = any ($1::bigint[])
         union all
         select id, xmax from onceq.job_waits where id = any ($1::bigint[])) j
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
  where l.pid is distinct from pg_backend_pid()
+   and (a.xact_start <= statement_timestamp() - $2::bigint * interval '1 microsecond') is not false
  order by j.id limit 1`
 	switch citus, err := x.q.onCitus(ctx, x.db); {
 	case err != nil:
@@ -285,7 +301,8 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
 	var pid *int
 	var user, app, state string
 	var since *time.Time
-	switch err := x.q.queryRow(ctx, x.db, read, []any{ids}, &id, &pid, &user, &app, &state, &since); {
+	var own bool
+	switch err := x.q.queryRow(ctx, x.db, read, []any{ids, age.Microseconds()}, &id, &pid, &user, &app, &state, &since, &own); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r, false, nil
 	case err != nil:
@@ -293,8 +310,11 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
 	}
 	r = Reason{Cause: CauseLocked, Session: orZero(pid), Since: orZero(since)}
 	who := fmt.Sprintf("session %d (user %q, application %q, %s)", r.Session, user, app, state)
-	if pid == nil {
+	switch {
+	case pid == nil:
 		who = "a prepared transaction"
+	case own:
+		who = fmt.Sprintf("session %d (user %q, application %q), which runs a statement on the tables of onceq,", r.Session, user, app)
 	}
 	r.Text = who + " has its row locked"
 	if id != x.e.Job.ID {
@@ -305,6 +325,9 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
 		r.Text += ", in a transaction that began at " + stamp(*since)
 	}
 	r.Advice = "no worker takes it before that transaction ends; if it hangs, end it (pg_terminate_backend)"
+	if own {
+		r.Advice = "no worker takes it before that statement ends: look at what it waits for (pg_stat_activity, pg_blocking_pids); the server or its disk may be slow"
+	}
 	return r, true, nil
 }
 
@@ -315,7 +338,7 @@ func (x *explaining) running(lock Reason) {
 	for i, w := range x.workers {
 		if x.holder != nil && w.ID>>32 == *x.holder>>32 {
 			r.Worker, r.Beat = &x.workers[i], j.LeasedUntil.Add(-w.Lease)
-			where = "in " + w.String()
+			where = "in " + w.where()
 		}
 	}
 	r.Text = "it runs " + where
@@ -368,7 +391,7 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 		}
 		e.add(Reason{
 			Cause: CauseQuarantine, Lost: lost, Until: time.Time{},
-			Text:   fmt.Sprintf("it has lost %d leases, because its process crashed, hung or lost the database; such jobs start one at a time, and a worker looks for them about once a second", lost),
+			Text:   fmt.Sprintf("it has lost %s, because its process crashed, hung or lost the database; such jobs start one at a time, and a worker looks for them about once a second", numbered(lost, "lease", "leases")),
 			Advice: "if this goes on, look at what its processes logged last, and at their memory",
 		})
 	}
@@ -397,7 +420,7 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
 		return false, err
 	}
-	lock, locked, err := x.locked(ctx, j.ID)
+	lock, locked, err := x.locked(ctx, lockOld, j.ID)
 	if err != nil {
 		return false, err
 	}
@@ -446,81 +469,78 @@ func (x *explaining) paused() {
 	}
 }
 
-// readHeldAhead gives the live job of lane or limit $1 whose lease ends first, or the one that is due first if nobody has any.
-var readHeldAhead = `
-select j.id, j.run_at, j.leased_until, j.holder from ` + liveIn("$1::text") + `
- order by case when j.leased_until > statement_timestamp() then j.leased_until end, j.run_at, j.id
- limit 1`
+// holders is what is known of the jobs that have the places of a lane or a limit. It is read together with all else that is said of
+// that, in one statement, so that an answer does not contradict itself.
+type holders struct {
+	ids           []int64  // the first ten
+	queues, kinds []string // of these; "" for one that somebody has: it goes on, also if it is paused, and gives its place back
 
-// heldAhead adds to a reason who has one of the jobs that have the places of a lane or a limit, and until when: the one whose lease
-// ends first. If nobody has any, it adds when the first of them is due, unless that is now.
-func (x *explaining) heldAhead(ctx context.Context, r *Reason, line string) error {
-	var id int64
-	var holder *int64
-	var until, due *time.Time
-	if err := x.q.send(ctx, x.db, reading, readHeldAhead, []any{line}, each(func(rows pgx.Rows) error {
-		return rows.Scan(&id, &due, &until, &holder)
-	})); err != nil {
-		return fmt.Errorf("onceq: explain: %w", err)
-	}
-	switch {
-	case until != nil && until.After(x.e.At):
-		r.Until = *until
-		r.Text += "; the first lease among them lasts until " + stamp(r.Until)
-		for i, w := range x.workers {
-			if holder != nil && w.ID>>32 == *holder>>32 {
-				r.Worker = &x.workers[i]
-				r.Text += fmt.Sprintf(": that of job %d, in %s", id, w)
-			}
-		}
-	case due != nil && due.After(x.e.At):
-		r.Until = *due
-		r.Text += fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at %s", id, stamp(r.Until))
-	}
-	return nil
+	first      int64      // the one whose lease ends first, or the one that is due first if nobody has any; 0 for none
+	until, due *time.Time // when that lease ends, nil if nobody has it; when it is due
+	holder     *int64
 }
 
-// pausedAhead adds to a reason which of the jobs that have the places do not start, because of pauses. A paused job that
-// runs goes on, and so gives its place back.
-func (x *explaining) pausedAhead(ctx context.Context, r *Reason) error {
-	const read = `
-select j.id, j.queue, j.kind from onceq.jobs j
- where j.id = any ($1::bigint[]) and (j.leased_until is null or j.leased_until <= statement_timestamp())
- union all
-select w.id, w.queue, w.kind from onceq.job_waits w where w.id = any ($1::bigint[])
- order by 1`
-	if len(x.pauses) == 0 || len(r.Ahead) == 0 {
-		return nil
-	}
-	held := make([][]int64, len(x.pauses))
-	err := x.q.send(ctx, x.db, reading, read, []any{r.Ahead}, each(func(rows pgx.Rows) error {
-		var id int64
-		var queue, kind string
-		if err := rows.Scan(&id, &queue, &kind); err != nil {
-			return err
-		}
-		for i, p := range x.pauses {
-			if cause, _ := p.holds(queue, kind); cause != "" {
-				held[i] = append(held[i], id)
+// holdersOf is for a lateral join, or behind from: holders for a lane or a limit.
+func holdersOf(lane string) string {
+	return `(
+       select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
+         from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
+                      case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
+                 from ` + liveIn(lane) + ` order by p.id limit 10) f) a
+  left join lateral (
+       select j.id, j.run_at, j.leased_until, j.holder
+         from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
+                 from ` + liveIn(lane) + ` offset 0) j
+        order by j.leased_until, j.run_at, j.id
+        limit 1) h on true`
+}
+
+// holdersColumns are the columns of holdersOf that dest reads.
+const holdersColumns = `a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder`
+
+func (p *holders) dest() []any {
+	return []any{&p.ids, &p.queues, &p.kinds, &p.first, &p.until, &p.due, &p.holder}
+}
+
+// heldAhead adds to a reason who has one of the jobs that have the places, and until when: the one whose lease ends first. If nobody
+// has any, it adds when the first of them is due, unless that is now. Then it adds which of them do not start, because of pauses.
+func (x *explaining) heldAhead(r *Reason, p *holders) {
+	switch {
+	case p.until != nil:
+		r.Until = *p.until
+		r.Text += "; the first lease among them lasts until " + stamp(r.Until)
+		for i, w := range x.workers {
+			if p.holder != nil && w.ID>>32 == *p.holder>>32 {
+				r.Worker = &x.workers[i]
+				r.Text += fmt.Sprintf(": that of job %d, in %s", p.first, w.where())
 			}
 		}
-		return nil
-	}))
-	if err != nil {
-		return fmt.Errorf("onceq: explain: %w", err)
+	case p.due != nil && p.due.After(x.e.At):
+		r.Until = *p.due
+		r.Text += fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at %s", p.first, stamp(r.Until))
 	}
-	for i, ids := range held {
-		if len(ids) == 0 {
+	x.pausedAhead(r, p)
+}
+
+// pausedAhead adds to a reason which of the jobs that have the places do not start, because of pauses.
+func (x *explaining) pausedAhead(r *Reason, p *holders) {
+	for i := range x.pauses {
+		pause := &x.pauses[i]
+		var held []int64
+		for k, id := range p.ids {
+			if cause, _ := pause.holds(p.queues[k], p.kinds[k]); cause != "" {
+				held = append(held, id)
+			}
+		}
+		if held == nil {
 			continue
 		}
-		p := &x.pauses[i]
-		r.Text += fmt.Sprintf("; of these, %d do not start, because %s", ids, p)
+		r.Text += fmt.Sprintf("; of these, %d do not start, because %s", held, pause)
 		if r.Pause == nil {
-			_, end := p.holds(p.Queue, p.Kind)
-			r.Pause, r.Advice = p, end+" lets them start; cancelling them gives their places to others"
+			_, end := pause.holds(pause.Queue, pause.Kind)
+			r.Pause, r.Advice = pause, end+" lets them start; cancelling them gives their places to others"
 		}
 	}
-	return nil
 }
 
 func (x *explaining) notDue(ctx context.Context) error {
@@ -539,7 +559,7 @@ func (x *explaining) notDue(ctx context.Context) error {
 		r.Cause, r.Text, r.Advice = CauseLimit, fmt.Sprintf("its slot of limit %q is at %s", j.Limit, stamp(j.RunAt)), ""
 	case j.Claims > j.Attempts+j.Lost && j.Attempts > 0:
 		r.Cause = CauseRetry
-		r.Text = fmt.Sprintf("it has failed or asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at %s; %d of %d attempts have failed", stamp(j.RunAt), j.Attempts, j.MaxAttempts)
+		r.Text = fmt.Sprintf("it has failed or asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at %s; %d of %d attempts %s failed", stamp(j.RunAt), j.Attempts, j.MaxAttempts, either(j.Attempts, "has", "have"))
 		if n := len(j.Errors); n > 0 {
 			r.Text += fmt.Sprintf(", the latest at %s: %s", stamp(j.Errors[n-1].At), j.Errors[n-1].Error)
 		}
@@ -614,7 +634,7 @@ func (x *explaining) able() (able []WorkerInfo, kinds []string) {
 	default:
 		r := Reason{Cause: CauseNoWorker, Worker: latest, Text: fmt.Sprintf("no live worker works queue %q", j.Queue)}
 		if latest != nil {
-			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest, stamp(latest.Seen))
+			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest.where(), stamp(latest.Seen))
 		}
 		r.Advice = "start one: a worker works the queues of its handlers' kinds and those that it is told to work also. Code that loops around Claim, and a short Drain, are not counted"
 		x.e.add(r)
@@ -672,7 +692,7 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		if before == StatsCap {
 			count += " or more"
 		}
-		e.add(Reason{Cause: CauseBehind, Before: before, Text: count + " due jobs of its queue come before it"})
+		e.add(Reason{Cause: CauseBehind, Before: before, Text: count + either(before, " due job of its queue comes", " due jobs of its queue come") + " before it"})
 	}
 	if e.At.Sub(j.RunAt) < 5*time.Second {
 		return nil

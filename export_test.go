@@ -150,10 +150,10 @@ var ReadAhead = readAhead
 var ReadStill = readStill
 
 var (
-	ReadLane      = readLane
-	ReadHeldAhead = readHeldAhead
-	PromoteCalls  = promoteCalls
-	SweepMembers  = sweepMembers
+	ReadLane     = readLane
+	ReadLimitOf  = readLimitOf
+	PromoteCalls = promoteCalls
+	SweepMembers = sweepMembers
 )
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.

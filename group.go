@@ -390,10 +390,11 @@ with g as materialized (
 select g.id,` + countMembers + `
  order by g.lane`
 
-func (g *GroupInfo) scan(rows pgx.Rows) error {
+func (g *GroupInfo) scan(rows pgx.Rows, more ...any) error {
 	var state *State
 	var oldest int64
-	if err := rows.Scan(&g.ID, &state, &g.Waits, &g.IfDead, &oldest, &g.Total, &g.Open, &g.Completed, &g.Dead, &g.Cancelled, &g.Held); err != nil {
+	dest := []any{&g.ID, &state, &g.Waits, &g.IfDead, &oldest, &g.Total, &g.Open, &g.Completed, &g.Dead, &g.Cancelled, &g.Held}
+	if err := rows.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	g.State, g.Oldest = StateCompleted, time.Duration(oldest)*time.Microsecond
@@ -412,7 +413,7 @@ func (g *GroupInfo) scan(rows pgx.Rows) error {
 // EnqueueGroup without members: Total is 0, and State that of the job. CancelGroup refuses it.
 func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 	var g GroupInfo
-	err := q.send(ctx, db, reading, readGroup, []any{id}, each(g.scan))
+	err := q.send(ctx, db, reading, readGroup, []any{id}, each(func(rows pgx.Rows) error { return g.scan(rows) }))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return GroupInfo{}, fmt.Errorf("%w: group %d", ErrNotFound, id)

@@ -38,38 +38,40 @@ func (r DeadRule) words() string {
 	return "it waits until somebody redrives, resolves or discards the dead ones (DeadWait)"
 }
 
-// readMissing reads the first members of a group that are unfinished, and the first ones that wait for a person.
+// readMissing is readGroup with the first members that are unfinished, and the first ones that wait for a person.
 const readMissing = `
-select array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
-       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by job_id limit 10)`
+with g as (select $1::bigint as id),
+i as (select g.id,` + countMembers + `)
+select i.*,
+       array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
+       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by job_id limit 10)
+  from i`
 
 // after explains a job that waits for others.
 func (x *explaining) after(ctx context.Context) error {
 	j := &x.e.Job
-	g, err := x.q.Group(ctx, x.db, j.ID)
-	if errors.Is(err, ErrNotFound) {
-		g, err = GroupInfo{ID: j.ID}, nil // nobody is left that it could wait for
-	}
-	if err != nil {
-		return err
-	}
-	r := Reason{Cause: CauseAfter, Before: g.Open}
-	if err := x.q.send(ctx, x.db, reading, readMissing, []any{j.ID}, row(&r.Ahead, &r.Dead)); err != nil {
+	var g GroupInfo
+	r := Reason{Cause: CauseAfter}
+	err := x.q.send(ctx, x.db, reading, readMissing, []any{j.ID}, each(func(rows pgx.Rows) error { return g.scan(rows, &r.Ahead, &r.Dead) }))
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // then nobody is left that it could wait for
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
+	r.Before = g.Open
+	all := either(g.Total, "the job that it waits for is", fmt.Sprintf("all %d jobs that it waits for are", g.Total))
 	blocked := g.Held > 0 || g.Dead > 0 && g.IfDead == DeadWait
 	switch {
 	case g.Open > 0:
-		r.Text = fmt.Sprintf("it waits for %d of %d jobs: the first of them are %d", g.Open, g.Total, r.Ahead)
+		r.Text = fmt.Sprintf("it waits for %d of %s: the first of them %s %d", g.Open, numbered(g.Total, "job", "jobs"), either(g.Open, "is", "are"), r.Ahead)
 	case blocked:
-		r.Text = fmt.Sprintf("all %d jobs that it waits for are finished", g.Total)
+		r.Text = all + " finished"
 	case x.lock != nil:
 		return nil
 	case g.IfDead == DeadCancel && g.Dead+g.Cancelled > 0:
-		r.Text = fmt.Sprintf("all %d jobs that it waits for are finished, and %d are dead or were cancelled: a worker cancels it within a poll (DeadCancel)", g.Total, g.Dead+g.Cancelled)
+		ended := g.Dead + g.Cancelled
+		r.Text = fmt.Sprintf("%s finished, and %d %s or %s cancelled: a worker cancels it within a poll (DeadCancel)", all, ended, either(ended, "is dead", "are dead"), either(ended, "was", "were"))
 		r.Advice = "a redrive of those lets it wait for them again"
 	default:
-		r.Text = fmt.Sprintf("all %d jobs that it waits for are done: a worker lets it go on within a poll", g.Total)
+		r.Text = all + " done: a worker lets it go on within a poll"
 		r.Advice = "if it stays so, no worker is running: start one"
 	}
 	if len(r.Dead) > 0 {
@@ -158,6 +160,9 @@ func (x *examination) groups(ctx context.Context) error {
 func lineWords(line string) string {
 	if id, ok := strings.CutPrefix(line, lineSep); ok {
 		return "job " + strings.TrimLeft(id, "0") + ", which waits for others,"
+	}
+	if limit, ok := strings.CutPrefix(line, "/"); ok {
+		return fmt.Sprintf("limit %q", limit)
 	}
 	return fmt.Sprintf("lane %q", line)
 }

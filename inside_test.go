@@ -1227,7 +1227,6 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 		args      []any
 	}{
 		"promote":      {onceq.PromoteCalls, []any{time.Time{}, 200, 0, 100_000, 1_000_000, 1, nil, nil}},
-		"who has it":   {onceq.ReadHeldAhead, []any{"k/lane"}},
 		"explain":      {onceq.ReadLane, []any{"k/lane", 1, time.Now().Add(time.Hour), results[len(results)-1].ID, 1000}},
 		"locked ahead": {onceq.ReadAhead, []any{"k/lane", 10}},
 	} {

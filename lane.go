@@ -56,7 +56,7 @@ func (j *Job) lane() (string, error) {
 		return "", nil
 	}
 	if j.Replace != 0 {
-		return "", invalid("Replace", "is set for a job with a Lane or a Limit, which cannot replace another yet; set one of them")
+		return "", invalid("Replace", "is set for a job with a Lane or a Limit, which cannot replace another yet; leave out Replace, or the Lane and the Limit")
 	}
 	if j.LaneRule < 0 || j.LaneRule > Overtake|StopLane {
 		return "", invalid("LaneRule", "is %d; use Overtake, StopLane, both, or neither", j.LaneRule)
@@ -158,9 +158,9 @@ const leavePlaces = `left_place as (
 func liveIn(lane string) string {
 	return `onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and ` + placeOfJob + `
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and ` + placeOfJob + `
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and ` + placeOfWait + `
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and ` + placeOfWait + `
                offset 0) j
          where p.lane = ` + lane
 }
@@ -421,12 +421,11 @@ func limitOf(lane string) string {
                  (select n from onceq.lane_limits where lane = ` + familyOf(lane) + `), 1)`
 }
 
-// readLane gives how many jobs of lane $1 may be live, how many are, the first of these, the
-// jobs that stop it, and how many wait before a job with these priority, time and id.
+// readLane gives how many jobs of lane $1 may be live, how many are, the
+// jobs that stop it, how many wait before a job with these priority, time and id, and which have the places.
 var readLane = `
 select ` + limitOf("$1::text") + `,
        (select count(*) from (select from ` + liveIn("$1::text") + ` limit ` + limitOf("$1::text") + `) l),
-       array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -438,7 +437,9 @@ select ` + limitOf("$1::text") + `,
                         order by run_at, id
                         limit $5::int) w
                  where p.priority <= $2::smallint
-                 limit $5::int) w)`
+                 limit $5::int) w),
+       ` + holdersColumns + `
+  from ` + holdersOf("$1::text")
 
 // readAhead gives the first $2 jobs of lane $1 whose time has come.
 var readAhead = `
@@ -450,16 +451,18 @@ func (x *explaining) lockedAhead(ctx context.Context, room int) (r Reason, is bo
 	if err := x.q.send(ctx, x.db, reading, readAhead, []any{x.e.Job.Lane, min(room, StatsCap)}, row(&next)); err != nil {
 		return r, false, fmt.Errorf("onceq: explain: %w", err)
 	}
-	return x.locked(ctx, next...)
+	return x.locked(ctx, lockOld, next...)
 }
 
-// firstOf names the first of n jobs.
+// firstOf names the first of n jobs that are live.
 func firstOf(ids []int64, n int) string {
 	if more := n - len(ids); more > 0 {
-		return fmt.Sprintf("%d and %d more", ids, more)
+		return fmt.Sprintf("%d and %d more, which are live", ids, more)
 	}
-	return fmt.Sprint(ids)
+	return fmt.Sprintf("%d, which %s live", ids, either(len(ids), "is", "are"))
 }
+
+func jobsCome(n int) string { return numbered(n, "job comes", "jobs come") }
 
 // lane explains a job that waits for its lane.
 func (x *explaining) lane(ctx context.Context) error {
@@ -467,10 +470,12 @@ func (x *explaining) lane(ctx context.Context) error {
 	r := Reason{Cause: CauseLane}
 	var live int
 	var stops []int64
-	err := x.q.send(ctx, x.db, reading, readLane, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Slots, &live, &r.Ahead, &stops, &r.Before))
-	if err != nil {
+	var p holders
+	args := []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}
+	if err := x.q.send(ctx, x.db, reading, readLane, args, row(append([]any{&r.Slots, &live, &stops, &r.Before}, p.dest()...)...)); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
+	r.Ahead = p.ids
 	if j.RunAt.After(x.e.At) {
 		if err := x.notDue(ctx); err != nil {
 			return err
@@ -484,14 +489,9 @@ func (x *explaining) lane(ctx context.Context) error {
 	case r.Slots == 0:
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case live >= r.Slots:
-		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, which are live, and %d others", j.Lane, r.Slots, firstOf(r.Ahead, live), r.Before)
-		if err := x.heldAhead(ctx, &r, j.Lane); err != nil {
-			return err
-		}
-		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
-		if err := x.pausedAhead(ctx, &r); err != nil {
-			return err
-		}
+		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, and %s", j.Lane, r.Slots, firstOf(r.Ahead, live), numbered(r.Before, "other", "others"))
+		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live, and gives up their order"
+		x.heldAhead(&r, &p)
 	case x.lock != nil:
 		return nil
 	default:
@@ -504,9 +504,9 @@ func (x *explaining) lane(ctx context.Context) error {
 				return nil
 			}
 		}
-		r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Lane, r.Before)
+		r.Text = fmt.Sprintf("its lane %q has room, and %s before it: a worker lets them in within a poll", j.Lane, jobsCome(r.Before))
 		if j.Limit != "" {
-			r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, r.Before, j.Limit)
+			r.Text = fmt.Sprintf("its lane %q has room, and %s before it: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, jobsCome(r.Before), j.Limit)
 		}
 		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
 	}

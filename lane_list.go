@@ -28,7 +28,7 @@ func (l LaneInfo) String() string {
 	case l.Limit == 0:
 		return fmt.Sprintf("lane %q stands still, because its limit is 0", l.Lane)
 	case l.Live >= l.Limit:
-		return fmt.Sprintf("lane %q is full: %d of its jobs are live, and %d may be", l.Lane, l.Live, l.Limit)
+		return fmt.Sprintf("lane %q is full: %d of its jobs %s live, and %d may be", l.Lane, l.Live, either(l.Live, "is", "are"), l.Limit)
 	case l.Waiting == 0:
 		return fmt.Sprintf("lane %q has only jobs that are not due", l.Lane)
 	}

@@ -492,7 +492,7 @@ func TestLanes(t *testing.T) {
 	require.Equal(t, want, lanes)
 	require.Contains(t, lanes[0].String(), "stands still, because of the dead or held jobs")
 	require.Contains(t, lanes[1].String(), "its limit is 0")
-	require.Contains(t, lanes[2].String(), "1 of its jobs are live, and 1 may be")
+	require.Contains(t, lanes[2].String(), "1 of its jobs is live, and 1 may be")
 
 	var names []string
 	for after := ""; ; after = names[len(names)-1] {

@@ -26,19 +26,23 @@ type LimitInfo struct {
 
 // String says in words what the limit's jobs wait for.
 func (l LimitInfo) String() string {
+	name := fmt.Sprintf("limit %q", l.Name)
+	if !l.Set {
+		name += " (not set itself)"
+	}
 	switch {
 	case l.Limit == (Limit{}):
-		return fmt.Sprintf("limit %q lets no job start", l.Name)
+		return name + " lets no job start"
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
-		return fmt.Sprintf("limit %q is full: %d of its jobs are live, and %d may be", l.Name, l.Live, l.Limit.AtOnce)
+		return fmt.Sprintf("%s is full: %d of its jobs %s live, and %d may be", name, l.Live, either(l.Live, "is", "are"), l.Limit.AtOnce)
 	case l.Waiting == 0:
-		return fmt.Sprintf("no due job waits for limit %q", l.Name)
+		return "no due job waits for " + name
 	case l.unclaimed():
-		return fmt.Sprintf("limit %q lets no more jobs in before some start of %d that have slots and that nobody has claimed", l.Name, l.Missed)
+		return fmt.Sprintf("%s lets no more jobs in before some start of %d that have slots and that nobody has claimed", name, l.Missed)
 	case l.Limit.Rate > 0:
-		return fmt.Sprintf("limit %q gives its next slot at %s", l.Name, stamp(l.NextSlot))
+		return fmt.Sprintf("%s gives its next slot at %s", name, stamp(l.NextSlot))
 	}
-	return fmt.Sprintf("limit %q has room: a worker lets its next job in within a poll", l.Name)
+	return name + " has room: a worker lets its next job in within a poll"
 }
 
 // unclaimed says that so many jobs have missed their slots that no more are let in: as many as promoters let in ahead of time (rates).
@@ -68,12 +72,13 @@ var readLimit = `
          from (select run_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w`
 
-func (l *LimitInfo) scan(rows pgx.Rows) error {
+func (l *LimitInfo) scan(rows pgx.Rows, more ...any) error {
 	var n, rate, burst *int
 	var per *int64
 	var oldest int64
 	var next *time.Time
-	if err := rows.Scan(&l.Name, &n, &rate, &per, &burst, &l.Set, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed); err != nil {
+	dest := []any{&l.Name, &n, &rate, &per, &burst, &l.Set, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed}
+	if err := rows.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	l.Name, l.Oldest = l.Name[1:], time.Duration(oldest)*time.Microsecond
@@ -159,20 +164,36 @@ func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err
 	return l, nil
 }
 
+// readLimitOf is readOneLimit with how many jobs wait for the limit before one with these id, priority and time, and which have the
+// places.
+var readLimitOf = `
+with x (lane) as (select $1::text collate "C"),
+l as (select x.lane,` + readLimit + `)
+select l.*,
+       (select count(*) from (select from onceq.job_waits
+         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($4::smallint, $5::timestamptz, $2::bigint) limit $3::int) w),
+       ` + holdersColumns + `
+  from l cross join lateral ` + holdersOf("$1::text")
+
+// readLimit reads what is said of the job's limit.
+func (x *explaining) readLimit(ctx context.Context) (l LimitInfo, before int, p holders, err error) {
+	j := &x.e.Job
+	args := []any{"/" + j.Limit, j.ID, StatsCap, int16(j.Priority), j.RunAt}
+	err = x.q.send(ctx, x.db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before}, p.dest()...)...) }))
+	if err != nil {
+		err = fmt.Errorf("onceq: explain: %w", err)
+	}
+	return l, before, p, err
+}
+
 // limit explains a job that waits for its limit.
 func (x *explaining) limit(ctx context.Context) error {
-	const read = `
-select (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
 	j := &x.e.Job
-	l, err := x.q.Limit(ctx, x.db, j.Limit)
+	l, before, p, err := x.readLimit(ctx)
 	if err != nil {
 		return err
 	}
-	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Ahead: l.LiveIDs}
-	if err := x.q.send(ctx, x.db, reading, read, []any{j.line, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Before)); err != nil {
-		return fmt.Errorf("onceq: explain: %w", err)
-	}
+	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Ahead: l.LiveIDs, Before: before}
 	if j.RunAt.After(x.e.At) {
 		if err := x.notDue(ctx); err != nil {
 			return err
@@ -186,31 +207,24 @@ select (select count(*) from (select from onceq.job_waits
 	case l.Limit == (Limit{}):
 		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
-		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, which are live, and %d others",
-			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), r.Before)
-		if err := x.heldAhead(ctx, &r, j.line); err != nil {
-			return err
-		}
+		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, and %s",
+			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), numbered(r.Before, "other", "others"))
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
-		if err := x.pausedAhead(ctx, &r); err != nil {
-			return err
-		}
+		x.heldAhead(&r, &p)
 	case x.lock != nil:
 		return nil
 	case l.unclaimed():
 		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s), which lets no more jobs in before some start of %d that have slots and that nobody has claimed; the first of its jobs are %d",
 			j.Limit, l.Limit, l.Missed, l.LiveIDs)
 		r.Advice = "the explanation of one of them says why it does not start"
-		if err := x.pausedAhead(ctx, &r); err != nil {
-			return err
-		}
+		x.pausedAhead(&r, &p)
 	case l.Limit.Rate > 0:
 		gap := time.Duration(float64(l.Limit.Per) / float64(l.Limit.Rate))
 		r.Until = l.NextSlot.Add(time.Duration(r.Before) * gap)
-		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s): %d others come before it, and its slot is at about %s",
-			j.Limit, l.Limit, r.Before, stamp(r.Until))
+		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s): %s before it, and its slot is at about %s",
+			j.Limit, l.Limit, numbered(r.Before, "other comes", "others come"), stamp(r.Until))
 	default:
-		r.Text = fmt.Sprintf("its limit %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Limit, r.Before)
+		r.Text = fmt.Sprintf("its limit %q has room, and %s before it: a worker lets them in within a poll", j.Limit, jobsCome(r.Before))
 		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
 	}
 	x.e.add(r)
@@ -220,8 +234,7 @@ select (select count(*) from (select from onceq.job_waits
 // limitThen adds that a job that waits for its lane will then wait for its limit, if no more jobs may be live than those of
 // other lanes, or none. ahead are the jobs that the lane waits for, which have left the limit by then.
 func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
-	j := &x.e.Job
-	l, err := x.q.Limit(ctx, x.db, j.Limit)
+	l, _, p, err := x.readLimit(ctx)
 	if err != nil {
 		return err
 	}
@@ -239,9 +252,7 @@ func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
 		r.Ahead = l.LiveIDs
 		r.Text += fmt.Sprintf("; the first of them are %d", l.LiveIDs)
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
-		if err := x.pausedAhead(ctx, &r); err != nil {
-			return err
-		}
+		x.pausedAhead(&r, &p)
 	}
 	x.e.add(r)
 	return nil

@@ -646,7 +646,7 @@ var built = map[string]string{
 	"readUnset":               readUnset,
 	"readHangs":               readHangs,
 	"readStuck":               readStuck,
-	"readHeldAhead":           readHeldAhead,
+	"readLimitOf":             readLimitOf,
 	"readLane":                readLane,
 	"readLanes":               readLanes,
 	"setLine slot":            "select " + laneSlot("$1::text"),
@@ -1166,6 +1166,15 @@ func TestLineWords(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "job 120, which waits for others,", lineWords("\x1f0000000000000000120"))
 	require.Equal(t, `lane "k/a"`, lineWords("k/a"))
+	require.Equal(t, `limit "provider"`, lineWords("/provider"))
+}
+
+func TestWorkerInfo_String(t *testing.T) {
+	t.Parallel()
+	w := WorkerInfo{Host: "vm", Process: 9441, Queues: map[string]int{"mail": 10, "default": 4}}
+	require.Equal(t, "process 9441 on vm works default (4), mail (10)", w.String())
+	w.Stale, w.Seen = true, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	require.Equal(t, "process 9441 on vm works default (4), mail (10); not seen since 2026-01-02 03:04:05 UTC", w.String())
 }
 
 // A completion that wants a place for the next job of its lane does not make its queue one that waits for connections: nobody

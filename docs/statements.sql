@@ -1537,24 +1537,20 @@ select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::
 select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
 
 -- explain.go: live.read
-select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint;
+select holder, coalesce(ahead, false) from onceq.jobs
+ where id = $1::bigint and claims = $2::int and leased_until is not distinct from $3::timestamptz;
 
 -- explain.go: locked.read
-select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
+select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
+       coalesce(a.state = 'active' and strpos(a.query, 'onceq.') > 0, false)
   from (select id, xmax from onceq.jobs where id = any ($1::bigint[])
         union all
         select id, xmax from onceq.job_waits where id = any ($1::bigint[])) j
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
  where l.pid is distinct from pg_backend_pid()
+   and (a.xact_start <= statement_timestamp() - $2::bigint * interval '1 microsecond') is not false
  order by j.id limit 1;
-
--- explain.go: pausedAhead.read
-select j.id, j.queue, j.kind from onceq.jobs j
- where j.id = any ($1::bigint[]) and (j.leased_until is null or j.leased_until <= statement_timestamp())
- union all
-select w.id, w.queue, w.kind from onceq.job_waits w where w.id = any ($1::bigint[])
- order by 1;
 
 -- explain.go: readCrowd
 select (select count(*)
@@ -1575,17 +1571,6 @@ select (select count(*)
                 order by run_at, id
                 limit $7::int) j
          where p.priority <= $3::smallint);
-
--- explain.go: readHeldAhead
-select j.id, j.run_at, j.leased_until, j.holder from onceq.lane_places p
-         cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
-               union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = $1::text
- order by case when j.leased_until > statement_timestamp() then j.leased_until end, j.run_at, j.id
- limit 1;
 
 -- explain.go: whyNot
 select statement_timestamp();
@@ -3189,8 +3174,29 @@ select m.job_id, coalesce(m.state, i.state, 5), coalesce(m.result::text, ''),
 select array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id limit 100);
 
 -- group_list.go: readMissing
-select array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
-       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (6, 8) order by job_id limit 10);
+with g as (select $1::bigint as id),
+i as (select g.id,
+       coalesce((select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = g.id), (select case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint from onceq.jobs j where j.id = g.id),
+                (select h.state from onceq.job_history h where h.id = g.id)),
+       w.if_dead is not null,
+       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
+  from g
+  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
+ cross join lateral (
+       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = 5) as completed,
+              count(*) filter (where state = 6) as dead, count(*) filter (where state = 7) as cancelled,
+              count(*) filter (where state = 8) as held
+         from onceq.job_members where group_id = g.id) m)
+select i.*,
+       array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
+       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (6, 8) order by job_id limit 10)
+  from i;
 
 -- group_list.go: readStuck
 select w.id, (array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
@@ -3907,19 +3913,12 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text limit coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1)) l),
-       array(select j.id from onceq.lane_places p
-         cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
-               union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = $1::text order by p.id limit 10),
        array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -3931,7 +3930,31 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                         order by run_at, id
                         limit $5::int) w
                  where p.priority <= $2::smallint
-                 limit $5::int) w);
+                 limit $5::int) w),
+       a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder
+  from (
+       select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
+         from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
+                      case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
+                 from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text order by p.id limit 10) f) a
+  left join lateral (
+       select j.id, j.run_at, j.leased_until, j.holder
+         from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
+                 from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text offset 0) j
+        order by j.leased_until, j.run_at, j.id
+        limit 1) h on true;
 
 -- lane_list.go: readLanes
 with recursive names (lane, n) as (
@@ -3946,17 +3969,17 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
                                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane limit greatest($4::int, coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane order by p.id limit 10),
        w.waiting, w.delayed,
@@ -4042,9 +4065,70 @@ calls as (
 )
 select 1;
 
--- limit_list.go: limit.read
-select (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w);
+-- limit_list.go: readLimitOf
+with x (lane) as (select $1::text collate "C"),
+l as (select x.lane,
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       (select count(*) from (select from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane limit greatest($3::int, s.n)) j),
+       array(select j.id from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane order by p.id limit 10),
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
+         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond',
+       (select count(*)
+          from (select from onceq.lane_places p
+                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000.0 * interval '1 microsecond' and s.gap is not null
+                 limit $3::int) u)
+  from x
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
+                 from onceq.lane_limits s
+                where s.lane = any (array[x.lane, left(x.lane, strpos(substr(x.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s on true
+  left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+ cross join lateral (
+       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
+         from (select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w)
+select l.*,
+       (select count(*) from (select from onceq.job_waits
+         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($4::smallint, $5::timestamptz, $2::bigint) limit $3::int) w),
+       a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder
+  from l cross join lateral (
+       select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
+         from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
+                      case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
+                 from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text order by p.id limit 10) f) a
+  left join lateral (
+       select j.id, j.run_at, j.leased_until, j.holder
+         from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
+                 from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text offset 0) j
+        order by j.leased_until, j.run_at, j.id
+        limit 1) h on true;
 
 -- limit_list.go: readLimits
 with recursive x (lane, k) as (
@@ -4058,16 +4142,16 @@ select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
@@ -4098,16 +4182,16 @@ select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
-               select id, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -71,7 +75,7 @@ func TestExplain_WaitsForItsTime(t *testing.T) {
 	require.NoError(t, claim(id).Snooze(ctx, time.Hour))
 	r = explained(t, db, id, onceq.CauseRetry)[0]
 	require.Contains(t, r.Text, "it has failed or asked to run again (Snooze, ")
-	require.Contains(t, r.Text, "1 of 25 attempts have failed, the latest at ")
+	require.Contains(t, r.Text, "1 of 25 attempts has failed, the latest at ")
 	require.Contains(t, r.Text, "no route")
 }
 
@@ -180,9 +184,12 @@ func TestExplain_LockedAndLost(t *testing.T) {
 	defer func() { _ = tx.Rollback(ctx) }()
 	var pid int
 	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from onceq.jobs where id = $1 for update`, id).Scan(&pid))
+	aSecondOld(t, db, pid)
 	r := explained(t, db, id, onceq.CauseLocked)[0]
 	require.Equal(t, pid, r.Session)
 	require.False(t, r.Since.IsZero())
+	require.Contains(t, r.Text, ", idle in transaction) has its row locked")
+	require.Contains(t, r.Advice, "end it (pg_terminate_backend)")
 	require.NoError(t, tx.Rollback(ctx))
 	explained(t, db, id, onceq.CauseReady)
 
@@ -193,6 +200,167 @@ func TestExplain_LockedAndLost(t *testing.T) {
 	require.Equal(t, 1, explained(t, db, id, onceq.CauseQuarantine)[0].Lost)
 	sqlRun(t, db, `update onceq.jobs set lost = 3, claims = 3, leased_until = null, holder = null where id = $1`, id)
 	require.Equal(t, 3, explained(t, db, id, onceq.CauseQuarantine)[0].Lost)
+}
+
+// aSecondOld waits until Explain reports the locks of a session's transaction.
+func aSecondOld(t *testing.T, db *queuetest.DB, pid int) {
+	t.Helper()
+	until(t, db, fmt.Sprintf(`exists (select from pg_stat_activity where pid = %d and xact_start <= statement_timestamp() - interval '1 second')`, pid))
+}
+
+// Claims and completions have rows locked all the time: that is no reason, neither of a job nor of the one behind it.
+func TestExplain_AFreshLockIsNoReason(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	workerRow(t, db, 1, `{"default": 5}`, "k", "0 s")
+	id, first, second := add(t, db, onceq.Job{}), add(t, db, onceq.Job{Lane: "a"}), add(t, db, onceq.Job{Lane: "a"})
+	eventually(t, "a lock that is not a second old", func() bool {
+		tx := must[pgx.Tx](t)(db.Pool.Begin(ctx))
+		defer func() { _ = tx.Rollback(ctx) }()
+		for _, table := range []string{"jobs", "job_waits"} {
+			_, err := tx.Exec(ctx, `select from onceq.`+table+` for update`)
+			require.NoError(t, err)
+		}
+		for id, cause := range map[int64]onceq.Cause{id: onceq.CauseReady, first: onceq.CauseLane, second: onceq.CauseLane} {
+			if must[onceq.Explanation](t)(db.Queue.Explain(ctx, db.Pool, id)).Cause() != cause {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// A session in which a statement of this library hangs is none to end at once.
+func TestExplain_LockedByAStatementOfOnceq(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 5}`, "k", "0 s")
+	first, second := add(t, db, onceq.Job{Key: "a"}), add(t, db, onceq.Job{Key: "b"})
+	tx := must[pgx.Tx](t)(db.Pool.Begin(ctx))
+	defer func() { _ = tx.Rollback(ctx) }()
+	var pid int
+	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from onceq.jobs where id = $1 for update`, second).Scan(&pid))
+	replaced := make(chan error, 1)
+	go func() {
+		a := onceq.Job{Kind: "k", Key: "a", Payload: 2, Replace: onceq.ReplacePayload}
+		b := a
+		b.Key = "b"
+		_, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{a, b})
+		replaced <- err
+	}()
+	blocked := fmt.Sprintf(`from pg_stat_activity where pg_blocking_pids(pid) = array[%d]`, pid)
+	until(t, db, `exists (select `+blocked+`)`)
+	own := sqlOne[int](t, db, `select pid `+blocked)
+	aSecondOld(t, db, own)
+	r := explained(t, db, first, onceq.CauseLocked)[0]
+	require.Equal(t, own, r.Session)
+	require.Contains(t, r.Text, "which runs a statement on the tables of onceq, has its row locked")
+	require.NotContains(t, r.Advice, "pg_terminate_backend")
+	require.NoError(t, tx.Rollback(ctx))
+	require.NoError(t, receive(t, replaced))
+}
+
+// What is said of a lane or a limit is of one moment, also while jobs go through it one after the other.
+func TestExplain_BusyLineDoesNotContradictItself(t *testing.T) {
+	t.Parallel()
+	named := regexp.MustCompile(`: that of job ([0-9]+), in `)
+	for _, job := range []onceq.Job{{Kind: "k", Lane: "a", Payload: 1}, {Kind: "k", Limit: "provider", Payload: 1}} {
+		t.Run(job.Lane+job.Limit, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			last := job
+			last.Priority = onceq.PriorityLow
+			for range 3 {
+				add(t, db, job)
+			}
+			id := add(t, db, last) // it always waits, because each job is followed by another one
+			start(t, db, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+				_, err := q.Enqueue(ctx, db.Pool, job)
+				return err
+			}))
+			var asking sync.WaitGroup
+			for range 4 {
+				asking.Go(func() {
+					for n := 0; n < 100 && ctx.Err() == nil && !t.Failed(); {
+						e, err := q.Explain(ctx, db.Pool, id)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						r := e.Reasons[0]
+						if of := named.FindStringSubmatch(r.Text); of != nil {
+							if n++; !slices.Contains(r.Ahead, must[int64](t)(strconv.ParseInt(of[1], 10, 64))) {
+								t.Errorf("%v, %s", r.Ahead, r.Text)
+							}
+						}
+					}
+				})
+			}
+			asking.Wait()
+		})
+	}
+}
+
+// The same, with a completion before each of its statements.
+func TestExplain_HolderEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, line := range []func(name string) onceq.Job{
+		func(name string) onceq.Job { return onceq.Job{Lane: name} },
+		func(name string) onceq.Job { return onceq.Job{Limit: name} },
+	} {
+		db := queuetest.New(t)
+		workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
+		ended := true
+		for n := 1; ended; n++ {
+			require.Less(t, n, 50)
+			ended = false
+			job := line(fmt.Sprint(n))
+			first, second, third := add(t, db, job), add(t, db, job), add(t, db, job)
+			l := laneClaimOne(t, db.Queue, first)
+			var until time.Time
+			between := &enqBetween{DB: db.Pool, n: n, do: func() {
+				require.NoError(t, l.Complete(t.Context(), nil))
+				l, ended = laneClaimOne(t, db.Queue, second), true
+				until = sqlOne[time.Time](t, db, `update onceq.jobs set leased_until = leased_until + interval '1 hour' where id = $1 returning leased_until`, second)
+			}}
+			why, err := db.Queue.Explain(t.Context(), between, third)
+			require.NoError(t, err)
+			require.Len(t, why.Reasons, 1, "%s", why)
+			r := why.Reasons[0]
+			isSecond := r.Until.Equal(until)
+			require.Equal(t, map[bool][]int64{false: {first}, true: {second}}[isSecond], r.Ahead, "before statement %d: %s", n, why)
+			require.Equal(t, map[bool]int{false: 1, true: 0}[isSecond], r.Before, "before statement %d: %s", n, why)
+			require.NoError(t, l.Complete(t.Context(), nil))
+			require.NoError(t, laneClaimOne(t, db.Queue, map[bool]int64{true: third, false: second}[ended]).Complete(t.Context(), nil))
+		}
+	}
+}
+
+// A job that another worker takes between two statements is not said to run there under the lease of the first one.
+func TestExplain_AnotherLeaseMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
+	workerRow(t, db, 2, `{"default": 1}`, "k", "0 s")
+	const lease = `update onceq.jobs set leased_until = statement_timestamp() + $3::text::interval, claims = claims + 1, holder = $2::bigint << 32 where id = $1 returning leased_until`
+	taken := true
+	for n := 1; taken; n++ {
+		require.Less(t, n, 50)
+		taken = false
+		id := add(t, db, onceq.Job{})
+		leases := map[int64]time.Time{1: sqlOne[time.Time](t, db, lease, id, 1, "1 hour")}
+		between := &enqBetween{DB: db.Pool, n: n, do: func() {
+			leases[2], taken = sqlOne[time.Time](t, db, lease, id, 2, "2 hours"), true
+		}}
+		why, err := db.Queue.Explain(t.Context(), between, id)
+		require.NoError(t, err)
+		require.Equal(t, onceq.CauseRunning, why.Cause())
+		r := why.Reasons[0]
+		require.True(t, r.Until.Equal(leases[r.Worker.ID>>32]), "before statement %d: %s", n, why)
+	}
 }
 
 func TestExplain_Runs(t *testing.T) {
@@ -359,7 +527,7 @@ func TestExplain_FullLimitAndPausedHolders(t *testing.T) {
 	r := explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)
 	require.Contains(t, r[0].Text, `a worker lets them go on within a poll, and it then needs its share of limit "provider"`)
 	require.Equal(t, []any{[]int64{holder}, 1}, []any{r[1].Ahead, r[1].Slots})
-	require.Contains(t, r[1].Text, fmt.Sprintf(`its limit "provider" is full: 1 of its jobs are live, and 1 may be; the first of them are [%d]`, holder))
+	require.Contains(t, r[1].Text, fmt.Sprintf(`its limit "provider" (not set itself) is full: 1 of its jobs is live, and 1 may be; the first of them are [%d]`, holder))
 
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "held", "ann"))
 	require.NotContains(t, explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)[1].Text, "paused", "it runs, and ends all the same")
@@ -465,6 +633,7 @@ func TestExplain_LockedWhileItWaits(t *testing.T) {
 	defer func() { _ = tx.Rollback(ctx) }()
 	pid := 0
 	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from (select id from onceq.job_waits where id = any ($1) for update) w`, []int64{after, first, limited}).Scan(&pid))
+	aSecondOld(t, db, pid)
 	for _, id := range []int64{after, first, limited} {
 		r := explained(t, db, id, onceq.CauseLocked)[0]
 		require.Equal(t, pid, r.Session)
@@ -502,7 +671,7 @@ func TestExplain_DeadCancel(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, end(g.Members[0].ID))
 		text := explained(t, db, g.Then.ID, onceq.CauseAfter)[0].String()
-		require.Contains(t, text, "all 1 jobs that it waits for are finished, and 1 are dead or were cancelled: a worker cancels it within a poll (DeadCancel)")
+		require.Contains(t, text, "the job that it waits for is finished, and 1 is dead or was cancelled: a worker cancels it within a poll (DeadCancel)")
 		require.NotContains(t, text, "go on")
 	}
 }

@@ -342,7 +342,7 @@ func TestLimit_IsExplained(t *testing.T) {
 	require.Len(t, limits, 1)
 	limits[0].Oldest = 0
 	require.Equal(t, onceq.LimitInfo{Name: "provider", Limit: onceq.Limit{AtOnce: 1}, Live: 1, LiveIDs: ids[:1], Waiting: 2}, limits[0])
-	require.Contains(t, limits[0].String(), "1 of its jobs are live, and 1 may be")
+	require.Contains(t, limits[0].String(), `limit "provider" (not set itself) is full: 1 of its jobs is live, and 1 may be`)
 
 	setLimit(t, db, "provider", onceq.Limit{})
 	explain(ids[1], onceq.CauseLimit, `its limit "provider" lets no job start`, "raise its limit")
