@@ -4085,7 +4085,7 @@ l as (select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond',
+         + (1 - s.burst + least(s.burst - 1, 100000.0 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
