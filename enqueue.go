@@ -1068,7 +1068,7 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 	case slices.ContainsFunc(s.ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == s.q.pool && l.q.schema == s.q.schema }):
 		s.refused = append(s.refused, ErrOwnKey)
 	case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
-		err := &MismatchError{Scope: e.header.scope, Key: e.key, Existing: r, Kind: e.header.kind, ExistingKind: kindOf(mark, e.header.scope), replace: s.jobs[i].replaceHint(r)}
+		err := &MismatchError{Scope: e.header.scope, Key: e.key, Existing: r, Kind: e.header.kind, ExistingKind: kindOf(mark, e.header.scope), NotReplaced: s.jobs[i].notReplaced(r)}
 		s.mismatches = append(s.mismatches, refusal{err, e, s.jobs[i].Fields})
 		met.Type, met.Err = EventMismatch, err
 		s.refused = append(s.refused, err)

@@ -127,7 +127,7 @@ type MismatchError struct {
 	Differ []string
 	Detail string // more about the difference; may be empty
 
-	replace string // what Job.Replace could do, or why it did nothing
+	NotReplaced string // why Job.Replace changed nothing; empty if it was not set
 }
 
 func (e *MismatchError) Error() string {
@@ -146,7 +146,13 @@ func (e *MismatchError) Error() string {
 	}
 	advice := "use another key, or list in Fields the members that must be equal"
 	if e.Existing.ID != 0 {
-		advice += ", or set IgnorePayload if none must" + e.replace
+		advice += ", or set IgnorePayload if none must"
+		switch {
+		case e.NotReplaced != "":
+			advice += "; Replace changed nothing, because " + e.NotReplaced
+		case e.Existing.State == StateWaiting || e.Existing.State == StateDelayed:
+			advice += ", or Replace to change a job that nobody has started and that has no lane, no limit and no After"
+		}
 	}
 	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; %s", e.Key, e.Scope, by, what, advice)
 }

@@ -106,8 +106,8 @@ func (e Explanation) String() string {
 // Explain says why a job is not running, or where it runs, in one answer: as constants and fields for programs, and in words
 // that say what to do. It reads, and locks nothing. An id that no job has is CauseUnknown and no error.
 //
-// What it says of the jobs before one, in its lane, its limit or its group, is of one moment. It knows of workers by their rows (Workers), which are up to a minute old. Code that
-// loops around Claim leaves none. On Citus it does not look for locks.
+// What it says of the jobs before one, in its lane, its limit or its group, is of one moment. It knows of workers by their rows
+// (Workers), which are up to a minute old. Code that loops around Claim leaves none. On Citus it does not look for locks.
 func (q *Queue) Explain(ctx context.Context, db DB, id int64) (Explanation, error) {
 	return q.whyNot(ctx, db, id, time.Minute)
 }
@@ -480,8 +480,9 @@ type holders struct {
 	holder     *int64
 }
 
-// holdersOf is for a lateral join, or behind from: holders for a lane or a limit.
-func holdersOf(lane string) string {
+// holdersOf is for a lateral join, or behind from: holders for a lane or a limit. The first of them is looked for where a condition
+// holds, because that reads them all.
+func holdersOf(lane, when string) string {
 	return `(
        select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
          from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
@@ -490,7 +491,7 @@ func holdersOf(lane string) string {
   left join lateral (
        select j.id, j.run_at, j.leased_until, j.holder
          from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
-                 from ` + liveIn(lane) + ` offset 0) j
+                 from ` + liveIn(lane) + ` and ` + when + ` offset 0) j
         order by j.leased_until, j.run_at, j.id
         limit 1) h on true`
 }

@@ -1227,7 +1227,8 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 		args      []any
 	}{
 		"promote":      {onceq.PromoteCalls, []any{time.Time{}, 200, 0, 100_000, 1_000_000, 1, nil, nil}},
-		"explain":      {onceq.ReadLane, []any{"k/lane", 1, time.Now().Add(time.Hour), results[len(results)-1].ID, 1000}},
+		"explain":      {onceq.ReadLane, []any{"k/lane", results[len(results)-1].ID, 1000, 1, time.Now().Add(time.Hour)}},
+		"limit":        {onceq.ReadLimitOf, []any{"/rate", results[len(results)-2].ID, 100, 0, time.Now().Add(time.Hour)}},
 		"locked ahead": {onceq.ReadAhead, []any{"k/lane", 10}},
 	} {
 		t.Run(what, func(t *testing.T) {

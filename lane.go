@@ -421,25 +421,28 @@ func limitOf(lane string) string {
                  (select n from onceq.lane_limits where lane = ` + familyOf(lane) + `), 1)`
 }
 
+// waitBefore counts the due jobs of lane or limit $1 before one with priority $4, time $5 and id $2, up to $3.
+const waitBefore = `(select count(*)
+          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select from onceq.job_waits
+                        where lane = $1::text and priority = p.priority
+                          and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
+                          and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
+                        order by run_at, id
+                        limit $3::int) w
+                 where p.priority <= $4::smallint
+                 limit $3::int) w)`
+
 // readLane gives how many jobs of lane $1 may be live, how many are, the
 // jobs that stop it, how many wait before a job with these priority, time and id, and which have the places.
 var readLane = `
 select ` + limitOf("$1::text") + `,
        (select count(*) from (select from ` + liveIn("$1::text") + ` limit ` + limitOf("$1::text") + `) l),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
-       (select count(*)
-          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                 cross join lateral (
-                       select from onceq.job_waits
-                        where lane = $1::text and priority = p.priority
-                          and run_at <= case when p.priority = $2::smallint then least($3::timestamptz, statement_timestamp()) else statement_timestamp() end
-                          and (p.priority < $2::smallint or run_at < $3::timestamptz or id < $4::bigint)
-                        order by run_at, id
-                        limit $5::int) w
-                 where p.priority <= $2::smallint
-                 limit $5::int) w),
+       ` + waitBefore + `,
        ` + holdersColumns + `
-  from ` + holdersOf("$1::text")
+  from ` + holdersOf("$1::text", "true")
 
 // readAhead gives the first $2 jobs of lane $1 whose time has come.
 var readAhead = `
@@ -471,7 +474,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	var live int
 	var stops []int64
 	var p holders
-	args := []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}
+	args := []any{j.Lane, j.ID, StatsCap, int16(j.Priority), j.RunAt}
 	if err := x.q.send(ctx, x.db, reading, readLane, args, row(append([]any{&r.Slots, &live, &stops, &r.Before}, p.dest()...)...)); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}

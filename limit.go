@@ -100,7 +100,7 @@ type Limit struct {
 	// allows in 1,000 years.
 	//
 	// The default is at least 2, so one a minute starts two together after a pause, and the next a minute later. For one at a time,
-	// never two, set 1.
+	// never two together, set 1.
 	Burst int `json:"burst,omitzero"`
 }
 

@@ -165,15 +165,14 @@ func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err
 }
 
 // readLimitOf is readOneLimit with how many jobs wait for the limit before one with these id, priority and time, and which have the
-// places.
+// places. Which of these ends first is asked where they are counted.
 var readLimitOf = `
 with x (lane) as (select $1::text collate "C"),
 l as (select x.lane,` + readLimit + `)
 select l.*,
-       (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($4::smallint, $5::timestamptz, $2::bigint) limit $3::int) w),
+       ` + waitBefore + `,
        ` + holdersColumns + `
-  from l cross join lateral ` + holdersOf("$1::text")
+  from l cross join lateral ` + holdersOf("$1::text", "l.n < "+sqlNoCap)
 
 // readLimit reads what is said of the job's limit.
 func (x *explaining) readLimit(ctx context.Context) (l LimitInfo, before int, p holders, err error) {

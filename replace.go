@@ -64,23 +64,17 @@ update onceq.jobs j
  where j.id = any (array[m.id])
 returning j.id, j.run_at > statement_timestamp()`
 
-// replaceHint ends the text of a MismatchError with the job that r describes.
-func (j *Job) replaceHint(r Result) string {
-	unstarted := r.State == StateWaiting || r.State == StateDelayed
-	why := ""
+// notReplaced says why Replace did not change the job that r describes, if it is set.
+func (j *Job) notReplaced(r Result) string {
 	switch {
-	case j.Replace == 0 && unstarted && j.Lane == "" && j.Limit == "" && !j.follows && len(j.After) == 0:
-		return ", or Replace to change a job that nobody has started"
 	case j.Replace == 0:
 		return ""
-	case !unstarted:
-		why = fmt.Sprintf("job %d is %s", r.ID, r.State)
+	case r.State != StateWaiting && r.State != StateDelayed:
+		return fmt.Sprintf("job %d is %s", r.ID, r.State)
 	case j.Replace&ReplacePayload == 0:
-		why = "ReplacePayload is not set"
-	default:
-		why = fmt.Sprintf("job %d was started before, has a lane or a limit, waits for others, or is being cancelled", r.ID)
+		return "ReplacePayload is not set"
 	}
-	return "; Replace changed nothing, because " + why
+	return fmt.Sprintf("job %d was started before, has a lane or a limit, waits for others, or is being cancelled", r.ID)
 }
 
 // replaceable reports whether the job at place i may replace the one that r describes and whose fence has the fingerprint mark.

@@ -3925,12 +3925,12 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  cross join lateral (
                        select from onceq.job_waits
                         where lane = $1::text and priority = p.priority
-                          and run_at <= case when p.priority = $2::smallint then least($3::timestamptz, statement_timestamp()) else statement_timestamp() end
-                          and (p.priority < $2::smallint or run_at < $3::timestamptz or id < $4::bigint)
+                          and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
+                          and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
                         order by run_at, id
-                        limit $5::int) w
-                 where p.priority <= $2::smallint
-                 limit $5::int) w),
+                        limit $3::int) w
+                 where p.priority <= $4::smallint
+                 limit $3::int) w),
        a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder
   from (
        select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
@@ -3952,7 +3952,7 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                union all
                select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
-         where p.lane = $1::text offset 0) j
+         where p.lane = $1::text and true offset 0) j
         order by j.leased_until, j.run_at, j.id
         limit 1) h on true;
 
@@ -4103,8 +4103,17 @@ l as (select x.lane,
          from (select run_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w)
 select l.*,
-       (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($4::smallint, $5::timestamptz, $2::bigint) limit $3::int) w),
+       (select count(*)
+          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select from onceq.job_waits
+                        where lane = $1::text and priority = p.priority
+                          and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
+                          and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
+                        order by run_at, id
+                        limit $3::int) w
+                 where p.priority <= $4::smallint
+                 limit $3::int) w),
        a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder
   from l cross join lateral (
        select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
@@ -4126,7 +4135,7 @@ select l.*,
                union all
                select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
-         where p.lane = $1::text offset 0) j
+         where p.lane = $1::text and l.n < 2147483647 offset 0) j
         order by j.leased_until, j.run_at, j.id
         limit 1) h on true;
 

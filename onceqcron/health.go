@@ -73,7 +73,7 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 		}
 		missed(ticks, "did not happen", "", "")
 		from, to = firstRefused, lastRefused
-		note, _, _ = strings.Cut(note, "\n\n") // the stack of a panic is in the ledger
+		note, _, _ = strings.Cut(note, "\n\n") // the ledger has where a panic was
 		missed(refused, "did not happen because the job was refused", "; the latest says: "+note, "mend what makes its job; then ")
 		return nil
 	})

@@ -13,12 +13,14 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process,
-// after the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new
-// timetable from now on. Ticks of the old one that are overdue then are made up for at once, by its rule for missed ticks: Register
-// itself calls JobFor and enqueues their jobs, and fails if the database refuses that. It cannot know those of a Timetable of the code's
-// that was there before: the first of these is treated as a tick when the schedule's job runs next, and the others are lost without a line
-// in the ledger. A schedule that nobody mentions stays: see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
+// Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process, after
+// the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new timetable
+// from now on. Ticks of the old one that are overdue then are made up for at once, by its rule for missed ticks: Register itself
+// calls JobFor and enqueues their jobs, and fails if the database refuses that. It cannot know those of a Timetable of the code's
+// that was there before: the first of these is treated as a tick when the schedule's job runs next, and the others are lost
+// without a line in the ledger. A schedule that nobody mentions stays: see Prune. One of this owner whose ticking job was
+// cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is
+// written.
 func (s *Scheduler) Register(ctx context.Context) error {
 	err := s.within(ctx, nil, func(tx pgx.Tx) error {
 		same, still, err := s.unchanged(ctx, tx)
@@ -215,12 +217,13 @@ func (s *Scheduler) catchUp(ctx context.Context, tx pgx.Tx, one *Schedule, r *ro
 	if err != nil || r.zone == "" {
 		return false, nil
 	}
-	if r.paused != nil {
-		missed = none
-	}
 	old, err := parse(r.spec, r.zone)
 	if err != nil {
 		return false, nil
+	}
+	if r.paused != nil {
+		marks, _ := r.idle(old)
+		return true, s.note(ctx, tx, one.Name, marks)
 	}
 	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now), r)
 	if err != nil {
@@ -322,8 +325,8 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and Backfill
-// makes up for them. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any
+// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and those that
+// were already overdue when it began as missed. Backfill makes up for both. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any
 // process can pause it. tx is as for Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
@@ -360,19 +363,31 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// pass writes the ticks of a pause until now into the ledger, and moves the locked row to the next one.
+// idle gives the lines of the ledger for the ticks of a paused row until now, and the first tick that is still to come. What was due
+// before the pause was missed.
+func (r *row) idle(t Timetable) (marks []mark, next time.Time) {
+	next = *r.next
+	for _, part := range []struct {
+		until   time.Time
+		outcome string
+	}{{*r.paused, "missed"}, {r.now, "paused"}} {
+		p := none.plan(t, next, r.changed, part.until)
+		if next = p.next; p.missed > 0 {
+			marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: part.outcome})
+		}
+	}
+	return marks, next
+}
+
+// pass writes the ticks of a paused schedule until now into the ledger, and moves the locked row to the next one.
 func (s *Scheduler) pass(ctx context.Context, tx pgx.Tx, one *Schedule, r *row) error {
 	if r.next == nil || r.next.After(r.now) {
 		return nil
 	}
-	p := none.plan(one.Timetable, *r.next, r.changed, r.now)
-	marks, err := s.happen(ctx, tx, one, p, r)
-	if err != nil {
-		return err
-	}
+	marks, next := r.idle(one.Timetable)
 	r.next, r.changed = nil, nil
-	if !p.next.IsZero() {
-		r.next = &p.next
+	if !next.IsZero() {
+		r.next = &next
 	}
 	if _, err := tx.Exec(ctx, s.sql(`update onceq.schedules set next_at = $2, changed_at = null where name = $1`), one.Name, r.next); err != nil {
 		return fmt.Errorf("onceqcron: moving schedule %q: %w", one.Name, err)

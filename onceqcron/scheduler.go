@@ -342,11 +342,7 @@ update onceq.schedules
 // happen enqueues the jobs of a plan, and returns its lines of the ledger.
 func (s *Scheduler) happen(ctx context.Context, tx pgx.Tx, one *Schedule, p plan, r *row) (marks []mark, err error) {
 	if p.missed > 0 {
-		m := mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"}
-		if r.paused != nil {
-			m.outcome = "paused"
-		}
-		marks = append(marks, m)
+		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
 	}
 	for _, at := range p.fire {
 		if slices.ContainsFunc(r.fired, at.Equal) {

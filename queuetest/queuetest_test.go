@@ -600,27 +600,32 @@ func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {
 
 // Each event comes after its outcome was stored, from the goroutine that stored it: that of a job may come after that of one that
 // its handler enqueued.
-func TestDrain_RunsAreInTheOrderInWhichTheyBegan(t *testing.T) {
+func TestDrain_RunsAreInTheOrderOfTheirClaims(t *testing.T) {
 	t.Parallel()
 	reported := make(chan struct{})
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
 		switch {
 		case e.Type == onceq.EventCompleted && e.Kind == "first":
 			<-reported
-		case e.Type == onceq.EventCompleted && e.Kind == "second":
+		case e.Type == onceq.EventCompleted && e.Kind == "third":
 			close(reported)
 		}
 	})}))
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "first"})
 	require.NoError(t, err)
-	first, second := onceq.Kind[any]{Name: "first"}, onceq.Kind[any]{Name: "second"}
-	ran := db.Drain(
-		first.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ any) error {
-			_, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "second"})
+	then := func(kind, next string) onceq.Handler {
+		k := onceq.Kind[any]{Name: kind}
+		return k.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ any) error {
+			if next == "" {
+				return nil
+			}
+			_, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: next})
 			return err
-		}),
-		second.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, any) error { return nil }))
-	require.Len(t, ran, 2)
-	require.Equal(t, "first", ran[0].Kind)
-	require.Equal(t, "second", ran[1].Kind)
+		})
+	}
+	var order []string
+	for _, ran := range db.Drain(then("first", "second"), then("second", "third"), then("third", "")) {
+		order = append(order, ran.Kind)
+	}
+	require.Equal(t, []string{"first", "second", "third"}, order)
 }

@@ -43,8 +43,8 @@ func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 	return ran[0]
 }
 
-// Drain runs jobs until none is due, including those that handlers enqueue. It returns the runs in the order in which
-// they began. Jobs that are not due yet stay: see Advance.
+// Drain runs jobs until none is due, including those that handlers enqueue. It returns the runs in the order in which they
+// were claimed. Jobs that are not due yet stay: see Advance.
 func (db *DB) Drain(handlers ...onceq.Handler) []Ran {
 	db.t.Helper()
 	return db.work(nil, 0, handlers)

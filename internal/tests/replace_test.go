@@ -159,9 +159,9 @@ func TestReplace_SaysWhyItChangedNothing(t *testing.T) {
 		require.ErrorIs(t, err, onceq.ErrMismatch)
 		require.Regexp(t, regexp.QuoteMeta("or set IgnorePayload if none must"+end)+"$", err)
 	}
-	const replace = ", or Replace to change a job that nobody has started"
+	const replace = ", or Replace to change a job that nobody has started and that has no lane, no limit and no After"
 	says(onceq.Job{Key: "a"}, replace)
-	says(onceq.Job{Key: "a", Lane: "a"}, "")
+	says(onceq.Job{Key: "a", Lane: "a"}, replace)
 	says(onceq.Job{Key: "a", Replace: onceq.ReplaceTime}, "; Replace changed nothing, because ReplacePayload is not set")
 	says(onceq.Job{Key: "lane"}, replace)
 	says(onceq.Job{Key: "lane", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d was started before, has a lane or a limit, waits for others, or is being cancelled", laned))
