@@ -172,7 +172,7 @@ l as (select x.lane,` + readLimit + `)
 select l.*,
        ` + waitBefore + `,
        ` + holdersColumns + `
-  from l cross join lateral ` + holdersOf("$1::text", "l.n < "+sqlNoCap)
+  from l cross join lateral ` + holdersOf("$1::text", "l.n is distinct from "+sqlNoCap)
 
 // readLimit reads what is said of the job's limit.
 func (x *explaining) readLimit(ctx context.Context) (l LimitInfo, before int, p holders, err error) {

@@ -4135,7 +4135,7 @@ select l.*,
                union all
                select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
-         where p.lane = $1::text and l.n < 2147483647 offset 0) j
+         where p.lane = $1::text and l.n is distinct from 2147483647 offset 0) j
         order by j.leased_until, j.run_at, j.id
         limit 1) h on true;
 

@@ -284,7 +284,10 @@ func TestExplain_BusyLineDoesNotContradictItself(t *testing.T) {
 			var asking sync.WaitGroup
 			for range 4 {
 				asking.Go(func() {
-					for n := 0; n < 100 && ctx.Err() == nil && !t.Failed(); {
+					for n, asked := 0, 0; n < 100 && ctx.Err() == nil && !t.Failed(); asked++ {
+					if asked == 10_000 {
+						t.Errorf("%d of %d answers say who has the place", n, asked)
+					}
 						e, err := q.Explain(ctx, db.Pool, id)
 						if err != nil {
 							t.Error(err)
