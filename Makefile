@@ -7,7 +7,7 @@ TIMEOUT     = 45m
 # These are modules of their own, which no application gets by importing onceq. lab/ measures and attacks onceq; its
 # torture has targets of its own below.
 MODULES     = onceqcron onceqotel onceqweb onceqweb/browsertest cmd/onceq examples queuetest/container
-LAB         = ./adapter ./bench ./checks ./tern
+LAB         = ./adapter ./bench ./checks ./specs ./tern
 
 # Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
 PARALLEL    = 6
