@@ -285,9 +285,9 @@ func TestExplain_BusyLineDoesNotContradictItself(t *testing.T) {
 			for range 4 {
 				asking.Go(func() {
 					for n, asked := 0, 0; n < 100 && ctx.Err() == nil && !t.Failed(); asked++ {
-					if asked == 10_000 {
-						t.Errorf("%d of %d answers say who has the place", n, asked)
-					}
+						if asked == 10_000 {
+							t.Errorf("%d of %d answers say who has the place", n, asked)
+						}
 						e, err := q.Explain(ctx, db.Pool, id)
 						if err != nil {
 							t.Error(err)
