@@ -66,13 +66,6 @@ func overdue(t *testing.T, db *queuetest.DB, name string, at time.Time) {
 	require.NoError(t, err)
 }
 
-// pausedSince moves the beginning of a pause back.
-func pausedSince(t *testing.T, db *queuetest.DB, name string, at time.Time) {
-	t.Helper()
-	_, err := db.Pool.Exec(t.Context(), `update onceq.schedules set paused_at = $2 where name = $1 and paused_at is not null`, name, at)
-	require.NoError(t, err)
-}
-
 // fired are the scheduled times of the report jobs, in order.
 func fired(t *testing.T, db *queuetest.DB) (times []time.Time) {
 	t.Helper()
@@ -393,7 +386,6 @@ func TestRegister_ANewTimetableOfAPausedSchedule(t *testing.T) {
 	require.NoError(t, s.Register(t.Context()))
 	require.NoError(t, s.Pause(t.Context(), nil, "n"))
 	overdue(t, db, "n", ticks[0])
-	pausedSince(t, db, "n", ticks[1].Add(time.Second))
 	newer := old
 	newer.Spec = "@every 1000h"
 	n := scheduler(t, db, onceqcron.Config{}, newer)
@@ -401,7 +393,7 @@ func TestRegister_ANewTimetableOfAPausedSchedule(t *testing.T) {
 	require.NoError(t, n.Resume(t.Context(), nil, "n"))
 	require.Equal(t, onceq.StateDelayed, db.RunOne(n.Handlers()...).State)
 	require.Empty(t, fired(t, db))
-	require.Equal(t, []string{fmt.Sprint("paused ", len(ticks)-2), "missed 2"}, outcomes(t, n, "n"))
+	require.Equal(t, []string{fmt.Sprint("paused ", len(ticks))}, outcomes(t, n, "n"))
 }
 
 // Nobody knows the overdue ticks of a Timetable that is no longer in the code. The first of them happens, and none that the new timetable
@@ -830,7 +822,6 @@ func TestPause_TheLedgerHasItsTicks(t *testing.T) {
 
 	require.NoError(t, s.Pause(t.Context(), nil, "e"))
 	overdue(t, db, "e", start)
-	pausedSince(t, db, "e", start.Add(-time.Minute))
 	n, err := s.Backfill(t.Context(), nil, "e", start, start.Add(time.Hour))
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
@@ -856,27 +847,6 @@ func TestPause_TheLedgerHasItsTicks(t *testing.T) {
 	require.NotContains(t, strings.Join(outcomes(t, s, "e"), " "), "paused")
 }
 
-// What was due before the pause was not paused: the ledger has it as missed, and so has Health.
-func TestPause_WhatWasOverdueBeforeWasMissed(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "e", Spec: "@every 1h", Job: report.Job("x"), Missed: onceqcron.All(10)})
-	require.NoError(t, s.Register(t.Context()))
-	start := now(t, db).Truncate(time.Second).Add(-5*time.Hour - 17*time.Minute)
-	require.NoError(t, s.Pause(t.Context(), nil, "e"))
-	overdue(t, db, "e", start)
-	pausedSince(t, db, "e", start.Add(3*time.Hour+time.Minute))
-	require.NoError(t, s.Resume(t.Context(), nil, "e"))
-	require.Equal(t, []string{"paused 2", "missed 4"}, outcomes(t, s, "e"))
-	found, err := s.Health(t.Context(), nil)
-	require.NoError(t, err)
-	require.Len(t, found, 1)
-	require.Equal(t, "missed", found[0].What)
-	n, err := s.Backfill(t.Context(), nil, "e", start, now(t, db))
-	require.NoError(t, err)
-	require.Equal(t, 6, n)
-}
-
 // The ticks of a long pause are counted as those of a long outage are.
 func TestPause_ASecondsScheduleForAYear(t *testing.T) {
 	t.Parallel()
@@ -886,7 +856,6 @@ func TestPause_ASecondsScheduleForAYear(t *testing.T) {
 	require.NoError(t, s.Pause(t.Context(), nil, "s"))
 	start := now(t, db).Truncate(time.Second).AddDate(-1, 0, 0)
 	overdue(t, db, "s", start)
-	pausedSince(t, db, "s", start.Add(-time.Minute))
 	require.NoError(t, s.Resume(t.Context(), nil, "s"))
 	lines, err := s.Ticks(t.Context(), nil, "s", now(t, db), 10)
 	require.NoError(t, err)

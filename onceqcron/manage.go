@@ -325,8 +325,8 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and those that
-// were already overdue when it began as missed. Backfill makes up for both. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any
+// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and so it has
+// those that were overdue when it began. Backfill makes up for both. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any
 // process can pause it. tx is as for Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
@@ -363,20 +363,13 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// idle gives the lines of the ledger for the ticks of a paused row until now, and the first tick that is still to come. What was due
-// before the pause was missed.
+// idle gives the line of the ledger for the ticks of a paused row until now, and the first tick that is still to come.
 func (r *row) idle(t Timetable) (marks []mark, next time.Time) {
-	next = *r.next
-	for _, part := range []struct {
-		until   time.Time
-		outcome string
-	}{{*r.paused, "missed"}, {r.now, "paused"}} {
-		p := none.plan(t, next, r.changed, part.until)
-		if next = p.next; p.missed > 0 {
-			marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: part.outcome})
-		}
+	p := none.plan(t, *r.next, r.changed, r.now)
+	if p.missed > 0 {
+		marks = []mark{{at: p.first, until: p.last, ticks: p.missed, outcome: "paused"}}
 	}
-	return marks, next
+	return marks, p.next
 }
 
 // pass writes the ticks of a paused schedule until now into the ledger, and moves the locked row to the next one.
