@@ -106,8 +106,8 @@ select state from onceq.job_history where id = $1::bigint`
 // in the history for CancelledKeep, and its key stays taken for its window. A job that somebody holds is still
 // StateRunning: when its lease is next extended, the handler's context ends with ErrCancelled. The job is then cancelled,
 // and kept in the same way, unless it finishes first. If it was given back meanwhile, or only a transaction had its row, a
-// worker cancels it when it would run next, or within a minute; for a job whose row is locked StateRunning is returned, too. While the outcome of one of its effects (Once) is unknown, it stays
-// in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
+// worker cancels it when it would run next, or within a minute; for a job whose row is locked StateRunning is returned, too. While the
+// outcome of one of its effects (Once) is unknown, it stays in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
 // change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
 // a handler's transaction.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {

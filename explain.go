@@ -338,7 +338,7 @@ func (x *explaining) running(lock Reason) {
 	for i, w := range x.workers {
 		if x.holder != nil && w.ID>>32 == *x.holder>>32 {
 			r.Worker, r.Beat = &x.workers[i], j.LeasedUntil.Add(-w.Lease)
-			where = "in " + w.where()
+			where = "in " + w.Where()
 		}
 	}
 	r.Text = "it runs " + where
@@ -513,7 +513,7 @@ func (x *explaining) heldAhead(r *Reason, p *holders) {
 		for i, w := range x.workers {
 			if p.holder != nil && w.ID>>32 == *p.holder>>32 {
 				r.Worker = &x.workers[i]
-				r.Text += fmt.Sprintf(": that of job %d, in %s", p.first, w.where())
+				r.Text += fmt.Sprintf(": that of job %d, in %s", p.first, w.Where())
 			}
 		}
 	case p.due != nil && p.due.After(x.e.At):
@@ -635,7 +635,7 @@ func (x *explaining) able() (able []WorkerInfo, kinds []string) {
 	default:
 		r := Reason{Cause: CauseNoWorker, Worker: latest, Text: fmt.Sprintf("no live worker works queue %q", j.Queue)}
 		if latest != nil {
-			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest.where(), stamp(latest.Seen))
+			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest.Where(), stamp(latest.Seen))
 		}
 		r.Advice = "start one: a worker works the queues of its handlers' kinds and those that it is told to work also. Code that loops around Claim, and a short Drain, are not counted"
 		x.e.add(r)

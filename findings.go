@@ -212,7 +212,7 @@ func (x *examination) versions(context.Context) error {
 	var old []string
 	for _, w := range x.workers {
 		if w.Version != newest {
-			old = append(old, fmt.Sprintf("%s (%s)", w.where(), w.Version))
+			old = append(old, fmt.Sprintf("%s (%s)", w.Where(), w.Version))
 		} else if w.Started.Before(since) {
 			since = w.Started
 		}
@@ -345,7 +345,7 @@ func (x *examination) hangs(ctx context.Context) error {
 		where := "a process that leaves no row in workers"
 		for _, w := range x.workers {
 			if w.ID>>32 == worker {
-				where = w.where()
+				where = w.Where()
 			}
 		}
 		name := lineWords(lane)

@@ -51,14 +51,15 @@ func (w WorkerInfo) String() string {
 	for _, name := range slices.Sorted(maps.Keys(w.Queues)) {
 		queues = append(queues, fmt.Sprintf("%s (%d)", name, w.Queues[name]))
 	}
-	s := w.where() + " works " + strings.Join(queues, ", ")
+	s := w.Where() + " works " + strings.Join(queues, ", ")
 	if w.Stale {
 		s += "; not seen since " + stamp(w.Seen)
 	}
 	return s
 }
 
-func (w WorkerInfo) where() string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
+// Where says in which process the worker is, and on which host.
+func (w WorkerInfo) Where() string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
 
 const readWorkers = `
 select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,

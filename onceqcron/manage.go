@@ -326,8 +326,8 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 }
 
 // Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and so it has
-// those that were overdue when it began. Backfill makes up for both. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any
-// process can pause it. tx is as for Put.
+// those that were overdue when it began. Backfill makes up for both. Only a process whose code has the schedule can: elsewhere the
+// error of one of the code is ErrElsewhere, although any process can pause it. tx is as for Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)

@@ -163,7 +163,6 @@ func (s *state) working(queue string) (n int) {
 // findings are what Health leaves to people: workers that are gone or of another version, and dead jobs. They come from what was
 // read for the figures, and cost no statement.
 func (s *state) findings() (found []onceq.Finding) {
-	process := func(w onceq.WorkerInfo) string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
 	add := func(what, queue, detail, advice string) {
 		found = append(found, onceq.Finding{What: what, Queue: queue, Detail: detail, Advice: advice})
 	}
@@ -172,10 +171,10 @@ func (s *state) findings() (found []onceq.Finding) {
 	for _, w := range s.Workers {
 		switch {
 		case w.Stale:
-			gone = append(gone, process(w))
+			gone = append(gone, w.Where())
 			continue
 		case w.Schema != onceq.SchemaVersion:
-			other = append(other, fmt.Sprintf("%s (%d)", process(w), w.Schema))
+			other = append(other, fmt.Sprintf("%s (%d)", w.Where(), w.Schema))
 		}
 		live++
 	}

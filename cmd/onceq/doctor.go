@@ -376,11 +376,11 @@ func (x *examination) people(ctx context.Context) error {
 	var gone []string
 	for _, w := range workers {
 		if w.Stale {
-			gone = append(gone, fmt.Sprintf("%s since %s", process(w), stamp(w.Seen)))
+			gone = append(gone, fmt.Sprintf("%s since %s", w.Where(), stamp(w.Seen)))
 			continue
 		}
 		if live++; w.Schema != onceq.SchemaVersion {
-			x.add("warning", "worker", fmt.Sprintf("%s works with version %d of the tables, and this command knows %d", process(w), w.Schema, onceq.SchemaVersion), "finish the deploy, or install the command of that version")
+			x.add("warning", "worker", fmt.Sprintf("%s works with version %d of the tables, and this command knows %d", w.Where(), w.Schema, onceq.SchemaVersion), "finish the deploy, or install the command of that version")
 		}
 	}
 	if len(gone) > 0 {

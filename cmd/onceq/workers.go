@@ -170,6 +170,3 @@ func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx 
 	cmd.Flags().StringVarP(&kind, "kind", "k", "", "the kind, in every queue")
 	return whyFlag(cmd, &why)
 }
-
-// process says where a worker is.
-func process(w onceq.WorkerInfo) string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }

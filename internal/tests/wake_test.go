@@ -143,7 +143,7 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 }
 
 // Where many wait and jobs come one soon after the other, the worker that is woken goes on looking for a while, and nobody else
-// is woken meanwhile. No job waits for a poll for that.
+// is woken meanwhile. No job waits for a poll for that, as long as the handlers stay quick.
 func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, func(context.Context, *onceq.Lease) error { return nil })
