@@ -227,3 +227,46 @@ func (c *claimer) setWaits() {
 		}
 	}
 }
+
+// passOnIn is how long it takes until another worker is woken for the jobs of some feed. A notification tells of a job, and several
+// producers may send one to the same worker, which may also have been left the jobs of a while (wake). If its handlers then suddenly
+// take long and it becomes full, nobody else knows of the rest.
+func (c *claimer) passOnIn(now time.Time) time.Duration {
+	wait := longestNap
+	for _, f := range c.active {
+		if f.due && !f.busy && !f.passOn.IsZero() {
+			wait = min(wait, f.passOn.Sub(now))
+		}
+	}
+	return wait
+}
+
+// passOn wakes a worker, or two that have room for one job each. It asks for two because a call for one may rely on a worker that was
+// woken just before.
+const passOn = `select onceq.wake($1::text, 2, $2::bigint, true)`
+
+// startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
+func (c *claimer) startPassingOn(ctx context.Context, wait time.Duration) bool {
+	if wait > 0 {
+		return false
+	}
+	now := time.Now()
+	i := slices.IndexFunc(c.active, func(f *feed) bool { return f.due && !f.busy && !f.passOn.IsZero() && f.passOn.Before(now) })
+	if i < 0 {
+		return false
+	}
+	f := c.active[i]
+	f.passOn = time.Time{}
+	c.send(&c.keeps, func() func() {
+		err := c.q.guarded(ctx, c.db, passOn, []any{f.queue, rand.Int64()}, nil)
+		return func() {
+			switch {
+			case err == nil:
+				c.q.works(c.id, workAnnounce, "")
+			case ctx.Err() == nil:
+				c.q.fails(c.id, workAnnounce, "", err)
+			}
+		}
+	})
+	return true
+}

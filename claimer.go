@@ -188,6 +188,9 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		c.found(1, now)
 		f.heard++
 		c.unannounced(f)
+		if f.passOn.IsZero() {
+			f.passOn = now.Add(keepLooking)
+		}
 	}
 	c.isDue(f)
 }
@@ -251,7 +254,10 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 		if f.cursor.full && !f.last {
 			longest = aheadBacklog
 		}
-		c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest })
+		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
+			c.isDue(f)
+			f.passOn = now.Add(keepLooking)
+		}
 	}
 	return aheadLongest
 }
@@ -536,6 +542,9 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	}
 	c.unreserve(f)
 	full := f.cursor.full
+	if !full {
+		f.passOn = time.Time{}
+	}
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
 		f.slots.end.Store(&ended)
 	}
@@ -592,8 +601,8 @@ func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
 // startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
 func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
 	c.found(0, now)
-	wait := longestNap
-	if !c.keeps && !c.readPaused(ctx, now) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
+	wait, passOn := longestNap, c.passOnIn(now)
+	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
 		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now)
 		}
@@ -603,6 +612,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 		if !c.rescans.known {
 			wait = min(wait, rescanEvery)
 		}
+		wait = min(wait, passOn)
 	}
 	if !c.looking && !c.startLook(ctx, now) {
 		wait = min(wait, c.looks.wait(now))

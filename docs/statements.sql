@@ -127,6 +127,9 @@ call as (
 )
 select count(*) from call;
 
+-- announce.go: passOn
+select onceq.wake($1::text, 2, $2::bigint, true);
+
 -- audit.go: Actions.ofJob
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
  where id < $1::bigint and job_id = $3::bigint order by id desc limit $2::int;

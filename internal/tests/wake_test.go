@@ -372,6 +372,35 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 	eventually(t, "no connection", func() bool { return own() == 0 })
 }
 
+// A worker that becomes full tells another one of the jobs that only it was told of, and that one the next.
+func TestWake_AFullWorkerPassesOn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const workers, slots = 3, 2
+	started, end := make(chan int64, workers*slots+1), make(chan struct{})
+	release := sync.OnceFunc(func() { close(end) })
+	defer release()
+	for range workers {
+		start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
+			handle(func(_ context.Context, l *onceq.Lease) error {
+				started <- l.ID
+				<-end
+				return nil
+			}))
+	}
+	until(t, db, fmt.Sprintf(`%d = (select count(*) from onceq.waiters where idle_until > statement_timestamp() and idle_until < statement_timestamp() + interval '56 seconds')`, workers))
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+select nextval('onceq.ids'), now(), now(), 3, 0, 'default', 'k', '1' from generate_series(1, $1)`, workers*slots+1) // this wakes nobody
+	require.NoError(t, err)
+	sqlRun(t, db, `select pg_notify('onceq_' || min(worker), 'default') from onceq.waiters`)
+	for range workers * slots {
+		receive(t, started)
+	}
+	release()
+	until(t, db, noJobs)
+}
+
 // A burst spreads over the workers that wait: nobody takes more of it than it has handlers for while others sleep. No poll is needed for
 // that, except where many producers wake the same worker at the same moment, or one that is known to be quick is trusted with the jobs
 // of a while and its handlers take long: what it has no room for waits for another one's look.
@@ -412,10 +441,6 @@ func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
 		for _, known := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", known to be quick ", known), func(t *testing.T) {
 				t.Parallel()
-				poll := time.Hour
-				if name == "at once" || name == "one by one" && known {
-					poll = 0
-				}
 				db := queuetest.New(t)
 				const workers, slots = 12, 10 // with so many a worker may be trusted with the jobs of a while
 				var holds atomic.Bool
@@ -423,7 +448,7 @@ func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
 				release := sync.OnceFunc(func() { close(end) })
 				defer release()
 				for i := range workers {
-					start(t, db, onceq.WorkerConfig{PollInterval: poll, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
+					start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
 						handle(func(context.Context, *onceq.Lease) error {
 							if holds.Load() {
 								started <- i
