@@ -76,7 +76,7 @@ func (onceqSystem) setup(ctx context.Context, conn *pgx.Conn) error {
 	if err := migrations.Up(ctx, conn, "onceq"); err != nil {
 		return err
 	}
-	_, err := conn.Exec(ctx, onceqTrail+fenceTrail+laneTrail+flowTables+groupTables+tickTrail+";"+firstRate)
+	_, err := conn.Exec(ctx, onceqTrail+keepTwins+fenceTrail+laneTrail+flowTables+groupTables+tickTrail+";"+firstRate)
 	return err
 }
 
@@ -697,10 +697,29 @@ func (onceqSystem) settle(ctx context.Context, pool *pgxpool.Pool, calls []call)
 	}
 }
 
-const pastEnds = `select torture.identity(id, created_at) as job, coalesce(key, '') as key, payload->>'work' as work, kind,
+const (
+	endColumns = `torture.identity(id, created_at) as job, coalesce(key, '') as key, payload->>'work' as work, kind,
          case state when 5 then 'completed' when 6 then 'dead' when 7 then 'cancelled' when 8 then 'held' else 'state ' || state end as state,
-         coalesce(result #>> '{}', '') as result, lost, false as gone
+         coalesce(result #>> '{}', '') as result, lost, false as gone`
+	pastEnds = `select ` + endColumns + `
     from onceq.job_history`
+)
+
+// keepTwins keeps for the checker what the history loses when two jobs with one id end: the older record, if that job is completed, or
+// else that of the new one.
+const keepTwins = `
+create function torture.keep_twin() returns trigger language plpgsql as $$
+declare
+  other smallint := (select state from onceq.job_history h where h.id = new.id and h.created_at <> new.created_at);
+begin
+  if other = 5 then
+    insert into torture.twins ` + pastEnds + ` where job_history.id = new.id;
+  elsif other is not null and new.state = 5 then
+    insert into torture.twins select ` + endColumns + ` from (select new.*) h;
+  end if;
+  return new;
+end $$;
+create trigger keep_twin before insert on onceq.job_history for each row execute function torture.keep_twin();`
 
 // After the sequence was set back, a new job may get the id of a job in the history. forgetTwins removes that one from the
 // history and keeps it for the checker. This is what a person has to do: the new job cannot end before.
@@ -717,7 +736,7 @@ with h as (
   select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.jobs where queue <> 'onceqcron'
   union all
   select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.job_waits
-  union all
+  union -- a record may be there in two ways
   select * from torture.twins where work is not null
 )
 select * from h

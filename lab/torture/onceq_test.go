@@ -61,3 +61,45 @@ func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T
 	require.NoError(t, err)
 	require.Len(t, doubts, 1, "nobody knows the job")
 }
+
+// If a job has the id of one that is completed, its record replaces that one's, and if it has that of a dead one, it leaves none of its
+// own. The checker knows the results of all.
+func TestEnds_TwoJobsWithOneID(t *testing.T) {
+	db := queuetest.New(t)
+	ctx := t.Context()
+	_, err := db.Pool.Exec(ctx, harnessTables)
+	require.NoError(t, err)
+	conn, err := db.Pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	require.NoError(t, onceqSystem{}.setup(ctx, conn.Conn()))
+	id := int64(0)
+	run := func(name string, fails error) {
+		_, err = db.Pool.Exec(ctx, `select setval('onceq.ids', greatest(1, $1::bigint), false)`, id)
+		require.NoError(t, err)
+		r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: formFlow, Payload: work{Name: name, Form: formFlow}})
+		require.NoError(t, err)
+		if id == 0 {
+			id = r.ID
+		}
+		require.Equal(t, id, r.ID, "the id comes again")
+		db.Drain(kind(formFlow).Handle(func(_ context.Context, l *onceq.Lease, _ work) error {
+			return errors.Join(l.SetResult("of "+name), fails)
+		}))
+	}
+	ends := func() map[string]string {
+		all, err := onceqSystem{}.ends(ctx, db.Pool)
+		require.NoError(t, err)
+		states := map[string]string{}
+		for _, e := range all {
+			require.NotContains(t, states, e.Work, "twice")
+			states[e.Work] = e.State + " " + e.Result
+		}
+		return states
+	}
+	run("flow/1", nil)
+	run("flow/2", nil)
+	run("flow/3", onceq.Fatal(errors.New("this cannot be done")))
+	run("flow/4", nil)
+	require.Equal(t, map[string]string{"flow/1": "completed of flow/1", "flow/2": "completed of flow/2", "flow/3": "dead ", "flow/4": "completed of flow/4"}, ends())
+}
