@@ -11,16 +11,17 @@ import (
 // notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If many
 // others wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
 type announcement struct {
-	wanted    bool          // producers do not know of a feed that is idle, or that one is busy
-	written   time.Time     // when the row was last written, or that was tried
-	rest      time.Duration // the least until it is written again
-	waits     bool          // the row says that the run waits for some queue
-	backed    bool          // many others waited for the same queues when the row was last written
-	quick     bool          // the handlers that returned before that took no longer than quickHandler on average
-	returned  int64         // how many they were, of all queues, and
-	worked    int64         // how long they took
-	notBefore time.Time     // the row is not written before this time, because that failed
-	era       int           // how often everything was forgotten
+	wanted    bool             // producers do not know of a feed that is idle, or that one is busy
+	written   time.Time        // when the row was last written, or that was tried
+	took      [4]time.Duration // the latest times that it was written, in turn
+	rest      time.Duration    // the least until it is written again
+	waits     bool             // the row says that the run waits for some queue
+	backed    bool             // many others waited for the same queues when the row was last written
+	quick     bool             // the handlers that returned before that took no longer than quickHandler on average
+	returned  int64            // how many they were, of all queues, and
+	worked    int64            // how long they took
+	notBefore time.Time        // the row is not written before this time, because that failed
+	era       int              // how often everything was forgotten
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
 	// nothing, and looks at all queues at short intervals instead.
@@ -185,7 +186,9 @@ func (c *claimer) isQuick() bool {
 // announced takes that these feeds were announced. heard is what their counts were before that.
 func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era int, err error) {
 	a, now := &c.announcement, time.Now()
-	a.rest = min(announceRest, max(quietBefore, announceShare*now.Sub(a.written)))
+	copy(a.took[1:], a.took[:])
+	a.took[0] = now.Sub(a.written)
+	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
 	switch {
 	case err == nil:
 		c.q.works(c.id, workAnnounce, "")
@@ -202,7 +205,9 @@ func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era
 	}
 	for i, f := range feeds {
 		if f.announced.IsZero() && f.heard == heard[i] {
-			f.announced, f.again = now, time.Time{}
+			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
+				f.again = time.Time{}
+			}
 			f.follows = !a.backed || !f.more.IsZero()
 			switch {
 			case !a.backed: // otherwise there was always somebody to wake

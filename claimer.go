@@ -574,6 +574,9 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 			f.again = later(look, ended)
 		}
 		c.activate(f)
+		if !announced && quiet >= quietBefore && c.listener.confirmed.Load() && !c.announcement.lively { // producers need not wait for that
+			c.announcement.wanted = true
+		}
 	case c.announcement.lively: // the next look is soon
 	case ended.Before(f.more):
 		f.again = ended.Add(livelyLook)
@@ -588,10 +591,13 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	}
 }
 
-// claimSoon has the feed claimed again, each time twice as late.
+// claimSoon has the feed claimed again, each time twice as late, and just when it has been quiet for long enough to be announced.
 func (f *feed) claimSoon(ended time.Time) {
 	f.pause = max(f.pause, soonAgain)
 	f.again = ended.Add(f.pause)
+	if quiet := f.found.Add(quietBefore); ended.Before(quiet) && quiet.Before(f.again) {
+		f.again = quiet
+	}
 	f.pause = min(2*f.pause, quietBefore)
 }
 

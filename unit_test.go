@@ -277,8 +277,35 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 			}
 			require.True(t, f.again.After(now), name)
 			require.False(t, f.again.After(now.Add(quietBefore)), name)
+			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
+			c.announced(t.Context(), []*feed{f}, []int{f.heard}, c.announcement.era, nil)
+			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
+			f.announced, c.announcement.wanted = time.Time{}, false
+			set(c, f)
 		}
 	}
+}
+
+// One write of the announcement that waited for the disk does not keep the next one for longer.
+func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	c.listener = &listener{q: w.q}
+	rest := func(took time.Duration) time.Duration {
+		c.announcement.written = time.Now().Add(-took)
+		c.announced(t.Context(), nil, nil, c.announcement.era, nil)
+		return c.announcement.rest
+	}
+	for range 4 {
+		rest(2 * time.Millisecond)
+	}
+	require.Less(t, rest(200*time.Millisecond), announceRest)
+	for range 2 {
+		rest(200 * time.Millisecond)
+	}
+	require.Equal(t, announceRest, rest(200*time.Millisecond))
 }
 
 // That nobody waits is believed for a while: of this queue, or of all.
