@@ -389,6 +389,10 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 			return
 		}
 		sure, err := x.transaction(ctx, tasks, h)
+		if err == nil {
+			ctx.cancel(nil)
+			return
+		}
 		var refused *refusedError
 		var committed *committedError
 		var handOver *handOverError
@@ -405,7 +409,6 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 			return
 		}
 		switch {
-		case err == nil:
 		case errors.As(err, &committed):
 			for _, t := range tasks {
 				x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
@@ -472,6 +475,9 @@ func (x *executor) rest(tasks []*task) {
 // conflicts reports whether Postgres wants the handler's transaction run again. Errors from elsewhere, usually from another
 // database, are left to the handler.
 func conflicts(err error) bool {
+	if err == nil {
+		return false
+	}
 	var own *conflictError
 	var notBegun *notBegunError
 	return errors.As(err, &own) || errors.As(err, &notBegun) && IsRetryable(err)

@@ -86,6 +86,9 @@ func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 // retryOf finds what RetryAfter, Snooze or Reschedule put into err, or returns nil. A panic with a Reschedule does not
 // count: that run did not go well.
 func retryOf(err error) *retryAfter {
+	if err == nil {
+		return nil // what follows are allocations
+	}
 	var again *retryAfter
 	var panicked *PanicError
 	if !errors.As(err, &again) || again.reset && errors.As(err, &panicked) || again.err == nil && !onlyWishes(err) {
@@ -96,9 +99,12 @@ func retryOf(err error) *retryAfter {
 
 // reschedules reports whether err is Reschedule, and nothing that counts for more.
 func reschedules(err error) bool {
-	var fatal *fatalError
 	again := retryOf(err)
-	return again != nil && again.reset && !errors.As(err, &fatal) && !errors.Is(err, ErrHeld)
+	if again == nil || !again.reset {
+		return false
+	}
+	var fatal *fatalError
+	return !errors.As(err, &fatal) && !errors.Is(err, ErrHeld)
 }
 
 // onlyWishes reports whether err asks for another run and says nothing of a failure. Joined with any other error a wish does

@@ -59,17 +59,17 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		Pool:  q.pool,
 		Begin: begin,
 		Open: func(idle string, id *string) []lazytx.Statement {
-			answer := []any{nil, nil, id}
+			answer := func(row [][]byte) { *id = string(row[len(row)-1]) }
 			var all []lazytx.Statement
 			if q.citus.Load() == citusYes {
-				all = append(all, lazytx.Statement{SQL: openApart, Args: []any{idle}, Row: answer})
-				idle, answer = "", []any{nil, nil, nil}
+				all = append(all, lazytx.Statement{SQL: openApart, Args: []any{idle}, Raw: answer})
+				idle, answer = "", nil
 			}
 			if len(leases) == 1 {
-				return append(all, lazytx.Statement{SQL: q.sql(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Row: answer})
+				return append(all, lazytx.Statement{SQL: q.sql(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Raw: answer})
 			}
 			ids, claims, holders := guards(leases)
-			return append(all, lazytx.Statement{SQL: keepPlans}, lazytx.Statement{SQL: q.sql(lockJobs), Args: []any{idle, ids, claims, holders}, Row: answer}, lazytx.Statement{SQL: restorePlans})
+			return append(all, lazytx.Statement{SQL: keepPlans}, lazytx.Statement{SQL: q.sql(lockJobs), Args: []any{idle, ids, claims, holders}, Raw: answer}, lazytx.Statement{SQL: restorePlans})
 		},
 		Refused: func(err error) error {
 			switch {
@@ -165,15 +165,20 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 		statement, args = last.statement, last.args
 	}
 	last := lazytx.Statement{SQL: statement, Args: args, Row: row}
+	same := func(row [][]byte) {
+		if row[len(row)-1] != nil {
+			other = new(int32)
+		}
+	}
 	switch {
 	case own && (many || citus):
-		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Row: []any{nil, &other}})
+		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Raw: same})
 	case own:
-		last = lazytx.Statement{SQL: inTx[statement], Args: append(args, tx.ID()), Row: []any{nil, &other}}
+		last = lazytx.Statement{SQL: inTx[statement], Args: append(args, tx.ID()), Raw: same}
 	}
 	switch {
 	case next != nil && own:
-		last.Row = []any{next.completed(new(*int64), &other)}
+		last.Row, last.Raw = []any{next.completed(new(*int64), &other)}, nil
 	case next != nil:
 		last.Row = []any{next.completed(new(*int64))}
 	}

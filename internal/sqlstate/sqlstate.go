@@ -5,6 +5,9 @@ import "errors"
 
 // Of is the code of an error of Postgres; "" for any other.
 func Of(err error) string {
+	if err == nil {
+		return "" // what follows is an allocation
+	}
 	var pgErr interface{ SQLState() string }
 	if !errors.As(err, &pgErr) {
 		return ""
