@@ -238,32 +238,37 @@ func (c *claimer) setWaits() {
 // take long and it becomes full, nobody else knows of the rest.
 func (c *claimer) passOnIn(now time.Time) time.Duration {
 	wait := longestNap
+	if c.announcement.lively || !c.listener.confirmed.Load() || c.q.citus.Load() == citusYes {
+		return wait
+	}
 	for _, f := range c.active {
-		if f.due && !f.busy && !f.passOn.IsZero() {
+		if f.passesOn(now) {
 			wait = min(wait, f.passOn.Sub(now))
 		}
 	}
 	return wait
 }
 
-// passOn wakes a worker, or two that have room for one job each. It asks for two because a call for one may rely on a worker that was
-// woken just before.
-const passOn = `select onceq.wake($1::text, 2, $2::bigint, true)`
+func (f *feed) passesOn(now time.Time) bool {
+	return f.noRoom && !f.busy && !f.passOn.IsZero() && (f.due || !f.again.IsZero() && !now.Before(f.again))
+}
+
+// wakeOther wakes a worker, unless one was woken just before that looks for more: that one comes.
+const wakeOther = `select onceq.wake($1::text, 1, $2::bigint, true)`
 
 // startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
-func (c *claimer) startPassingOn(ctx context.Context, wait time.Duration) bool {
+func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.Duration) bool {
 	if wait > 0 {
 		return false
 	}
-	now := time.Now()
-	i := slices.IndexFunc(c.active, func(f *feed) bool { return f.due && !f.busy && !f.passOn.IsZero() && f.passOn.Before(now) })
+	i := slices.IndexFunc(c.active, func(f *feed) bool { return f.passesOn(now) && !f.passOn.After(now) })
 	if i < 0 {
 		return false
 	}
 	f := c.active[i]
 	f.passOn = time.Time{}
 	c.send(&c.keeps, func() func() {
-		err := c.q.guarded(ctx, c.db, passOn, []any{f.queue, rand.Int64()}, nil)
+		err := c.q.guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64()}, nil)
 		return func() {
 			switch {
 			case err == nil:

@@ -188,7 +188,7 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		c.found(1, now)
 		f.heard++
 		c.unannounced(f)
-		if f.passOn.IsZero() {
+		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
 			f.passOn = now.Add(keepLooking)
 		}
 	}
@@ -255,8 +255,9 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 			longest = aheadBacklog
 		}
 		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
-			c.isDue(f)
-			f.passOn = now.Add(keepLooking)
+			f.again = now.Add(keepLooking) // until then they are written
+			f.passOn = f.again
+			c.activate(f)
 		}
 	}
 	return aheadLongest
@@ -332,6 +333,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		}
 		w := c.wantNow(f)
+		f.noRoom = !w.now
 		switch {
 		case !w.now:
 			wait = min(wait, w.again)
@@ -542,7 +544,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	}
 	c.unreserve(f)
 	full := f.cursor.full
-	if !full {
+	if !full && !f.due && !ended.Before(f.more) {
 		f.passOn = time.Time{}
 	}
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
@@ -608,7 +610,7 @@ func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
 func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
 	c.found(0, now)
 	wait, passOn := longestNap, c.passOnIn(now)
-	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
+	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
 		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now)
 		}

@@ -48,6 +48,7 @@ type feed struct {
 	heard       int           // how many notifications have come
 	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
 	passOn      time.Time     // when somebody else is told of jobs that a notification told of and that there is no room for; zero for never
+	noRoom      bool          // there was something to claim, and no room for it
 	more        time.Time     // until then it is looked at again, because a notification asked for that
 }
 

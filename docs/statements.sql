@@ -127,8 +127,8 @@ call as (
 )
 select count(*) from call;
 
--- announce.go: passOn
-select onceq.wake($1::text, 2, $2::bigint, true);
+-- announce.go: wakeOther
+select onceq.wake($1::text, 1, $2::bigint, true);
 
 -- audit.go: Actions.ofJob
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions

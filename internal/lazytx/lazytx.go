@@ -75,10 +75,13 @@ func (s Statement) read(results pgx.BatchResults) (tag pgconn.CommandTag, err er
 		if err != nil {
 			return tag, err
 		}
-		if rows.Next() {
+		found := rows.Next()
+		if found {
 			s.Raw(rows.RawValues())
 		}
-		rows.Close()
+		if rows.Close(); rows.Err() == nil && !found {
+			return tag, pgx.ErrNoRows
+		}
 		return rows.CommandTag(), rows.Err()
 	}
 	if s.Row != nil {
