@@ -12,13 +12,13 @@ LAB         = ./adapter ./bench ./checks ./specs ./tern
 # Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
 PARALLEL    = 6
 
-.PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container pictures page-size demo bench torture torture-ci
+.PHONY: test tools format imports vet staticcheck gosec lint-modules race modules matrix test-versions test-container pictures page-size demo bench torture torture-ci
 
 # Everything that CI runs, except matrix and torture-ci. The tests of this module wait a lot, so linters run beside them. Other
 # tests do not: together they made a busy machine so slow that tests measured the machine.
 # Installing comes first, because a package manager serves one caller at a time.
 test: format imports tools vet
-	@$(MAKE) --no-print-directory -j2 race staticcheck gosec
+	@$(MAKE) --no-print-directory -j2 race staticcheck gosec lint-modules
 	@$(MAKE) --no-print-directory modules
 
 tools:
@@ -60,6 +60,11 @@ gosec:
 	@cd onceqweb && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal -exclude-dir=browsertest ./...
 	@cd onceqotel && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=example ./...
 
+lint-modules:
+	@export GOTOOLCHAIN=auto; for module in $(MODULES) lab; do \
+		echo "== go vet, staticcheck: $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./...) || exit 1; \
+	done
+
 race:
 	@echo "== go test -race"
 	@scripts/race-ready.sh
@@ -77,10 +82,9 @@ modules:
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
 	export GOTOOLCHAIN=auto; \
 	for module in $(MODULES); do \
-		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
-		go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...) || exit 1; \
+		echo "== $$module" && (cd $$module && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...) || exit 1; \
 	done; \
-	echo "== lab" && cd lab && go vet ./... && go run $(STATICCHECK) ./... && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB) && \
+	echo "== lab" && cd lab && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB) && \
 	go test -count=1 -timeout $(TIMEOUT) ./model # one goroutine, much memory
 
 # The suite in every query mode, as a role with only the grants, in an odd schema, and through PgBouncer.
@@ -141,4 +145,4 @@ torture:
 torture-ci:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	cd lab/torture && go vet . && go test -count=1 -timeout $(TIMEOUT) . && go run . -duration 1m -systems onceq
+	cd lab/torture && go vet . && go test -count=1 -timeout $(TIMEOUT) -parallel 3 . && go run . -duration 1m -systems onceq
