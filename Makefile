@@ -142,6 +142,7 @@ torture:
 	cd lab/torture && go run . $(TORTURE)
 
 # A minute of torture, and the tests of the checker, which must find what is broken on purpose.
+# The tests of torture wait for faults and leases, so three of them run at once.
 torture-ci:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \

@@ -13,7 +13,7 @@ import (
 type announcement struct {
 	wanted    bool             // producers do not know of a feed that is idle, or that one is busy
 	written   time.Time        // when the row was last written, or that was tried
-	took      [4]time.Duration // the latest times that it was written, in turn
+	took      [4]time.Duration // how long the latest four writes took
 	rest      time.Duration    // the least until it is written again
 	waits     bool             // the row says that the run waits for some queue
 	backed    bool             // many others waited for the same queues when the row was last written
@@ -150,7 +150,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		return func() {
 			a.backed = err == nil && others >= manyOthers
 			c.leave(a.backed && before >= firstOnes && c.w.poll == 0)
-			c.announced(ctx, waiting, heard, era, err)
+			c.announced(waiting, heard, era, err)
 		}
 	})
 	return true
@@ -184,22 +184,16 @@ func (c *claimer) isQuick() bool {
 }
 
 // announced takes that these feeds were announced. heard is what their counts were before that.
-func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era int, err error) {
+func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	a, now := &c.announcement, time.Now()
-	copy(a.took[1:], a.took[:])
-	a.took[0] = now.Sub(a.written)
-	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
-	switch {
-	case err == nil:
-		c.q.works(c.id, workAnnounce, "")
-	case ctx.Err() == nil:
-		c.q.fails(c.id, workAnnounce, "", err)
-	}
-	if err != nil {
+	if err != nil { // announce has reported it
 		a.waits, a.notBefore = true, now.Add(announceAgain)
 		c.forget()
 		return
 	}
+	copy(a.took[1:], a.took[:])
+	a.took[0] = now.Sub(a.written)
+	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
 	if a.waits = len(feeds) > 0; era != a.era {
 		return
 	}

@@ -278,7 +278,7 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 			require.True(t, f.again.After(now), name)
 			require.False(t, f.again.After(now.Add(quietBefore)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
-			c.announced(t.Context(), []*feed{f}, []int{f.heard}, c.announcement.era, nil)
+			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
 			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
 			f.announced, c.announcement.wanted = time.Time{}, false
 			set(c, f)
@@ -295,7 +295,7 @@ func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	c.listener = &listener{q: w.q}
 	rest := func(took time.Duration) time.Duration {
 		c.announcement.written = time.Now().Add(-took)
-		c.announced(t.Context(), nil, nil, c.announcement.era, nil)
+		c.announced(nil, nil, c.announcement.era, nil)
 		return c.announcement.rest
 	}
 	for range 4 {
@@ -454,7 +454,7 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 		for _, f := range feeds {
 			heard = append(heard, f.heard)
 		}
-		c.announced(t.Context(), feeds, heard, c.announcement.era, nil)
+		c.announced(feeds, heard, c.announcement.era, nil)
 		return c.listener.waits.Load()
 	}
 	a, b := c.byName["a"], c.byName["b"]

@@ -11,17 +11,22 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
+// tortured returns a database with the library's tables and those of the harness.
+func tortured(t *testing.T) *queuetest.DB {
+	db := queuetest.New(t)
+	conn, err := db.Pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), harnessTables)
+	require.NoError(t, err)
+	require.NoError(t, onceqSystem{}.setup(t.Context(), conn.Conn()))
+	return db
+}
+
 // After the sequence of ids was set back, a new job may get the id of a held job. The held job must then leave the history,
 // and its effect stays in doubt. It is not lost. An effect in doubt whose job nobody knows is lost.
 func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T) {
-	db := queuetest.New(t)
-	ctx := t.Context()
-	_, err := db.Pool.Exec(ctx, harnessTables)
-	require.NoError(t, err)
-	conn, err := db.Pool.Acquire(ctx)
-	require.NoError(t, err)
-	defer conn.Release()
-	require.NoError(t, onceqSystem{}.setup(ctx, conn.Conn()))
+	db, ctx := tortured(t), t.Context()
 
 	hold := func(ctx context.Context, l *onceq.Lease, _ work) error {
 		_, err := onceq.Once(ctx, l, "call", func(context.Context, string) (string, error) {
@@ -36,7 +41,7 @@ func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T
 	}
 	id := enqueue(formHold, "hold/1")
 	db.Drain(kind(formHold).Handle(hold))
-	_, err = db.Pool.Exec(ctx, `update onceq.jobs set run_at = now()`)
+	_, err := db.Pool.Exec(ctx, `update onceq.jobs set run_at = now()`)
 	require.NoError(t, err)
 	db.Drain(kind(formHold).Handle(hold)) // the second run finds the doubt
 	held, err := db.Queue.Get(ctx, db.Pool, id)
@@ -65,17 +70,10 @@ func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T
 // If a job has the id of one that is completed, its record replaces that one's, and if it has that of a dead one, it leaves none of its
 // own. The checker knows the results of all.
 func TestEnds_TwoJobsWithOneID(t *testing.T) {
-	db := queuetest.New(t)
-	ctx := t.Context()
-	_, err := db.Pool.Exec(ctx, harnessTables)
-	require.NoError(t, err)
-	conn, err := db.Pool.Acquire(ctx)
-	require.NoError(t, err)
-	defer conn.Release()
-	require.NoError(t, onceqSystem{}.setup(ctx, conn.Conn()))
+	db, ctx := tortured(t), t.Context()
 	id := int64(0)
 	run := func(name string, fails error) {
-		_, err = db.Pool.Exec(ctx, `select setval('onceq.ids', greatest(1, $1::bigint), false)`, id)
+		_, err := db.Pool.Exec(ctx, `select setval('onceq.ids', greatest(1, $1::bigint), false)`, id)
 		require.NoError(t, err)
 		r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: formFlow, Payload: work{Name: name, Form: formFlow}})
 		require.NoError(t, err)
