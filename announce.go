@@ -8,15 +8,16 @@ import (
 )
 
 // announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
-// notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If many
-// others wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
+// notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If others
+// wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
 type announcement struct {
 	wanted    bool             // producers do not know of a feed that is idle, or that one is busy
 	written   time.Time        // when the row was last written, or that was tried
 	took      [4]time.Duration // how long the latest four writes took
 	rest      time.Duration    // the least until it is written again
 	waits     bool             // the row says that the run waits for some queue
-	backed    bool             // many others waited for the same queues when the row was last written
+	backed    bool             // others waited for the same queues when the row was last written
+	looks     time.Duration    // for how long it may get the jobs of a queue alone where its handlers are quick
 	quick     bool             // the handlers that returned before that took no longer than quickHandler on average
 	returned  int64            // how many they were, of all queues, and
 	worked    int64            // how long they took
@@ -115,6 +116,12 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	var heard []int
 	var full, busy []string
 	for _, f := range c.feeds {
+		if !f.more.IsZero() {
+			a.looks = looksBriefly
+			if now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor {
+				a.looks = looksLong
+			}
+		}
 		switch {
 		case f.cursor.full && !f.paused:
 			full = append(full, f.queue)
@@ -144,12 +151,15 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	if len(waiting) == 0 {
 		busy = nil
 	}
-	era, quick := a.era, c.isQuick() && a.backed && c.listener.room >= quickRoom
+	era, looks := a.era, time.Duration(0)
+	if c.isQuick() && a.backed && c.listener.room >= quickRoom {
+		looks = max(a.looks, looksBriefly)
+	}
 	c.send(&c.keeps, func() func() {
-		others, before, err := c.listener.announce(ctx, len(waiting) > 0, quick, busy)
+		others, before, err := c.listener.announce(ctx, len(waiting) > 0, looks, busy)
 		return func() {
-			a.backed = err == nil && others >= manyOthers
-			c.leave(a.backed && before >= firstOnes && c.w.poll == 0)
+			a.backed = err == nil && others > 0
+			c.leave(err == nil && others >= manyOthers && before >= firstOnes && c.w.poll == 0)
 			c.announced(waiting, heard, era, err)
 		}
 	})
@@ -247,8 +257,10 @@ func (f *feed) passesOn(now time.Time) bool {
 	return f.noRoom && !f.busy && !f.passOn.IsZero() && (f.due || !f.again.IsZero() && !now.Before(f.again))
 }
 
-// wakeOther wakes a worker, unless one was woken just before that looks for more: that one comes.
-const wakeOther = `select onceq.wake($1::text, 1, $2::bigint, true)`
+// wakeOther wakes a worker, unless another one was woken before that looks for more: that one comes. This one no longer does so alone.
+const wakeOther = `
+with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
+select onceq.wake($1::text, 1, $2::bigint, true) from (select count(*) from alone) a`
 
 // startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
 func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.Duration) bool {
@@ -262,7 +274,7 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 	f := c.active[i]
 	f.passOn = time.Time{}
 	c.send(&c.keeps, func() func() {
-		err := c.q.guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64()}, nil)
+		err := c.q.guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
 		return func() {
 			switch {
 			case err == nil:

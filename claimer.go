@@ -60,7 +60,7 @@ type claimer struct {
 	wake chan struct{} // holds one: think again. Anybody may send
 	mu   sync.Mutex    // guards what follows
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
-	// notifications, and a name after lookMore for that notification. Anybody may add to it.
+	// notifications, and one after lookMore and a time for that notification. Anybody may add to it.
 	heard map[string]bool
 	// slotted are jobs in quarantine that wait for their slots (rate.go), the next one at nextSlot or later. Anybody may
 	// add to it.
@@ -169,9 +169,12 @@ func (c *claimer) hear(now time.Time) {
 			continue
 		}
 		c.hasJobs(c.byName[queue], notified, now)
-		if name, ok := strings.CutPrefix(queue, lookMore); ok { // a queue may have such a name
+		if name, looks := moreOf(queue); looks > 0 { // a queue may have such a name
 			if f := c.byName[name]; f != nil {
-				f.more = now.Add(keepLooking)
+				if f.more.IsZero() {
+					f.moreFrom, f.moreJobs = now, 0
+				}
+				f.more = now.Add(looks + looksOn)
 				c.hasJobs(f, notified, now)
 			}
 		}
@@ -189,7 +192,7 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		f.heard++
 		c.unannounced(f)
 		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
-			f.passOn = now.Add(keepLooking)
+			f.passOn = now.Add(passesOn)
 		}
 	}
 	c.isDue(f)
@@ -255,7 +258,7 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 			longest = aheadBacklog
 		}
 		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
-			f.again = now.Add(keepLooking) // until then they are written
+			f.again = now.Add(passesOn) // until then they are written
 			f.passOn = f.again
 			c.activate(f)
 		}
@@ -541,6 +544,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	if len(ask.leases) > 0 {
 		c.exec.accept(f.slots, ask.leases, ask.began)
 		c.ahead = c.ahead || f.slots.anyWait()
+		f.moreJobs += len(ask.leases)
 	}
 	c.unreserve(f)
 	full := f.cursor.full
@@ -581,7 +585,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		}
 	case c.announcement.lively: // the next look is soon
 	case ended.Before(f.more):
-		f.again = ended.Add(livelyLook)
+		f.again = ended.Add(looksEvery)
 		c.activate(f)
 	case announced && c.listens():
 		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs

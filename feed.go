@@ -49,7 +49,9 @@ type feed struct {
 	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
 	passOn      time.Time     // when somebody else is told of jobs that a notification told of and that there is no room for; zero for never
 	noRoom      bool          // there was something to claim, and no room for it
-	more        time.Time     // until then it is looked at again, because a notification asked for that
+	more        time.Time     // until then it is looked at again, because a notification asked for that. Zero after the announcement that follows
+	moreFrom    time.Time     // since when, and
+	moreJobs    int           // how many jobs were claimed since
 }
 
 func newFeed(w *Worker, s *slots) *feed {

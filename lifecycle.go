@@ -153,7 +153,13 @@ func (r *run) end() (left error) {
 	r.exec.ending.Unlock()
 	r.claiming.Wait()
 	if !r.drains {
-		r.listener.unannounceAll()
+		var looked []string
+		for _, f := range r.claimer.feeds {
+			if time.Now().Before(f.more) {
+				looked = append(looked, f.queue)
+			}
+		}
+		r.listener.unannounceAll(looked)
 	}
 	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
 	for _, f := range r.claimer.feeds {

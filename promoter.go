@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -108,8 +107,8 @@ func (p *promoter) first() *successor {
 	if queue == nil || p.exec == nil {
 		return nil
 	}
-	name, more := strings.CutPrefix(*queue, lookMore)
-	if n := p.exec.first(*queue); n != nil || !more {
+	name, looks := moreOf(*queue)
+	if n := p.exec.first(*queue); n != nil || looks == 0 {
 		return n
 	}
 	return p.exec.first(name)
@@ -231,9 +230,12 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 			return false
 		}
 		return sleep(ctx, pause, wake)
+	case !p.laned && !p.seen.Load() && did.next == 0 && len(p.doubts) == 0:
+		p.pause = 0
+		return p.hears(ctx) // the looks ask for calls, over a connection that is open
 	case !p.laned && !p.seen.Load():
 		if waits {
-			wait = longestNap // the looks ask for calls, over a connection that is open
+			wait = longestNap
 		}
 	case p.listener.confirmed.Load() && !waits:
 		p.pause = 0

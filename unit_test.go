@@ -286,6 +286,30 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 	}
 }
 
+func TestMoreOf(t *testing.T) {
+	t.Parallel()
+	for payload, want := range map[string]struct {
+		queue string
+		looks time.Duration
+	}{
+		"default":                          {},
+		"":                                 {},
+		"\x1f15\x1fdefault":                {"default", looksBriefly},
+		"\x1f100\x1fdefault":               {"default", looksLong},
+		"\x1f100\x1f\x1f15\x1fa":           {"\x1f15\x1fa", looksLong},
+		"\x1f100\x1f":                      {"", looksLong},
+		"\x1fdefault":                      {},
+		"\x1f\x1fdefault":                  {},
+		"\x1f-1\x1fdefault":                {},
+		"\x1f0\x1fdefault":                 {"default", 0},
+		"\x1f99999999999999999999\x1fsome": {},
+	} {
+		queue, looks := moreOf(payload)
+		require.Equal(t, want.queue, queue, "%q", payload)
+		require.Equal(t, want.looks, looks, "%q", payload)
+	}
+}
+
 // One write of the announcement that waited for the disk does not keep the next one for longer.
 func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()

@@ -128,7 +128,8 @@ call as (
 select count(*) from call;
 
 -- announce.go: wakeOther
-select onceq.wake($1::text, 1, $2::bigint, true);
+with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
+select onceq.wake($1::text, 1, $2::bigint, true) from (select count(*) from alone) a;
 
 -- audit.go: Actions.ofJob
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
@@ -4230,9 +4231,9 @@ select x.lane,
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, kinds, quick, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
-on conflict (worker) do update set round = excluded.round, quick = excluded.quick, busy = excluded.busy, idle_until = excluded.idle_until
+insert into onceq.waiters (worker, serves, round, room, kinds, looks, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)
              from (select from onceq.waiters w
@@ -4254,9 +4255,10 @@ with new as (
 select 1;
 
 -- listen.go: unannounceAll.unannounce
-with gone as (delete from onceq.waiters where worker = $1::bigint),
-     woken as (delete from onceq.wakes where worker = $1::bigint and round = $2::bigint)
-select 1;
+with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
+     woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning 1)
+select count(onceq.wake(u.queue, 1, $3::bigint, true))
+  from unnest(case when (select count(*) from gone) + (select count(*) from woken) >= 0 then $4::text[] end) as u(queue);
 
 -- look.go: lookForCalls
 with recent as materialized (

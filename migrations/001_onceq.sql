@@ -384,7 +384,7 @@ create unlogged table {{.schema}}.waiters (
   round      bigint not null,            -- how often it has said that it waits
   room       bigint not null,            -- for how many jobs
   kinds      bigint not null default 0,  -- the set of its kinds, and how often it looks
-  quick      boolean not null default false, -- its handlers take milliseconds, and many others wait beside it
+  looks      smallint not null default 0,    -- for so many milliseconds it may get the jobs of a queue alone: its handlers are quick, and others wait
   busy       text[] collate "C",         -- queues of the set for which it has no room now; null: none
   idle_until timestamptz not null
 ) with (fillfactor = 50);
@@ -400,11 +400,12 @@ create unlogged table {{.schema}}.wakes (
   worker bigint not null,
   round  bigint not null,
   queue  text collate "C" not null,
-  looks  boolean not null default false, -- the worker looks for more jobs for a while
+  looks  smallint not null default 0, -- for so many milliseconds the worker looks for more jobs, and nobody else is woken
   at     timestamptz not null default statement_timestamp()
 );
 create index wakes_worker on {{.schema}}.wakes (worker, round, queue); -- not unique: an insert waits for nobody
 create index wakes_queue on {{.schema}}.wakes (queue, at);
+create index wakes_looks on {{.schema}}.wakes (queue, at) where looks > 0;
 
 -- Where the latest claim of a queue's backlog ended. Unlogged, because nothing is lost with it.
 create unlogged table {{.schema}}.turns (
@@ -426,10 +427,10 @@ create unlogged table {{.schema}}.turns (
 -- other's row in wakes. A serializable transaction inserts none, because it would conflict with each other one that has looked
 -- whether there is one: such transactions may wake a worker again that was woken.
 --
--- If single jobs come one soon after the other to many workers whose handlers are quick, the worker that is woken is told to
--- look for more during keepLooking (listen.go), and for most of this time nobody else is woken. Otherwise each job would cost
--- a notification, an announcement, and a claim or two. That is for jobs whose transaction commits at once: another one may
--- commit when the worker looks no longer.
+-- If single jobs come one soon after the other to workers whose handlers are quick, the worker that is woken is told to
+-- look for more for a while (listen.go), and meanwhile nobody else is woken. Otherwise each job would cost
+-- a notification, which each process gets that listens, an announcement, and a claim or two. That is for jobs whose transaction commits
+-- at once: another one may commit when the worker looks no longer.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
 language plpgsql as $wake$
 #variable_conflict use_column
@@ -442,26 +443,31 @@ declare
   w record;
 begin
   if own and jobs = 1 then
-    select count(*) > 0, coalesce(bool_or(x.looks and x.at > statement_timestamp() - interval '15 milliseconds'), false)
+    select count(*) > 0, coalesce(bool_or(x.at > statement_timestamp() - x.looks * interval '1 millisecond'), false)
       into often, looked
       from {{.schema}}.wakes x
-     where x.queue = wake.queue and x.at > statement_timestamp() - interval '30 milliseconds' and x.at <= clock_timestamp();
+     where x.queue = wake.queue and x.looks > 0 and x.at > statement_timestamp() - interval '130 milliseconds'
+       and x.at > statement_timestamp() - (x.looks + 30) * interval '1 millisecond' and x.at <= clock_timestamp();
     if looked then
       return 1;
     end if;
+    if not often then
+      often := exists (select from {{.schema}}.wakes x
+                        where x.queue = wake.queue and x.at > statement_timestamp() - interval '30 milliseconds' and x.at <= clock_timestamp());
+    end if;
   end if;
   for w in
-    select c.worker, c.round, c.room, c.quick
+    select c.worker, c.round, c.room, case when often then c.looks else 0 end as looks
       from {{.schema}}.waiter_queues s
      cross join lateral (
-           (select w.worker, w.round, w.room, w.quick
+           (select w.worker, w.round, w.room, w.looks
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker >= wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
                and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round and x.queue = wake.queue offset 0)
              order by w.worker limit least(wake.jobs, 64))
            union all
-           (select w.worker, w.round, w.room, w.quick
+           (select w.worker, w.round, w.room, w.looks
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker < wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
@@ -473,9 +479,9 @@ begin
     n := n + 1;
     if may then
       if current_setting('transaction_isolation') <> 'serializable' then
-        insert into {{.schema}}.wakes (worker, round, queue, looks) values (w.worker, w.round, wake.queue, often and w.quick);
+        insert into {{.schema}}.wakes (worker, round, queue, looks) values (w.worker, w.round, wake.queue, w.looks);
       end if;
-      perform pg_notify('onceq_' || w.worker, case when often and w.quick then chr(31) else '' end || wake.queue);
+      perform pg_notify('onceq_' || w.worker, case when w.looks > 0 then chr(31) || w.looks || chr(31) else '' end || wake.queue);
     end if;
     room := room + w.room;
     exit when room >= jobs;

@@ -64,7 +64,7 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
 	until(t, db, all)
 	for _, w := range sqlOne[[]int64](t, db, `select array_agg(worker) from onceq.waiters`) { // each knows of the others once it has been woken
-		sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', false from onceq.waiters where worker = $1)
+		sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', 0 from onceq.waiters where worker = $1)
 			select pg_notify('onceq_' || $1, 'default')`, w)
 		until(t, db, all)
 	}
@@ -108,8 +108,8 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 				start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 			}
 			until(t, db, fmt.Sprintf(`%d = (select count(*) from onceq.waiters)`, workers))
-			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, kinds, quick, idle_until)
-				select -n, serves, 1, 100, kinds, true, now() + interval '1 hour' from onceq.waiters, generate_series(1, $1::int) n where worker = (select max(worker) from onceq.waiters)`, dead)
+			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, kinds, looks, idle_until)
+				select -n, serves, 1, 100, kinds, 15, now() + interval '1 hour' from onceq.waiters, generate_series(1, $1::int) n where worker = (select max(worker) from onceq.waiters)`, dead)
 			sqlRun(t, db, `insert into onceq.wakes (worker, queue, round) select worker, 'default', 1 from onceq.waiters where worker < 0`)
 			all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp() and worker > 0
 			                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
@@ -155,9 +155,9 @@ func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 			t.Skip("this machine has too much other work for jobs in quick succession, and wakes somebody for each")
 		}
 		took := f.enqueue(t, jobs, func() { add(t, f.db, onceq.Job{}) })
-		wakes, more := f.plain.Load()+f.more.Load(), f.more.Load()
-		t.Logf("%d jobs in %s: %d wakes, %d of them to look for more", jobs, took, wakes, more)
-		if shared = wakes < jobs*3/4 && more > 0; took < jobs*5*time.Millisecond {
+		wakes, more, long := f.plain.Load()+f.more.Load(), f.more.Load(), f.long.Load()
+		t.Logf("%d jobs in %s: %d wakes, %d of them to look for more, %d of these for long", jobs, took, wakes, more, long)
+		if shared = wakes < jobs*3/4 && long > 0; took < jobs*5*time.Millisecond {
 			quick++
 		}
 	}
@@ -199,8 +199,8 @@ func TestWake_ADeadWorkerThatWasToLookForMore(t *testing.T) {
 		return nil
 	}))
 	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
-	sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, quick, idle_until)
-		select n, serves, 1, 100, true, now() + interval '1 hour' from onceq.waiters, generate_series(1, 20) n where worker > 20`)
+	sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, looks, idle_until)
+		select n, serves, 1, 100, 15, now() + interval '1 hour' from onceq.waiters, generate_series(1, 20) n where worker > 20`)
 	const jobs = 50
 	for range jobs {
 		add(t, db, onceq.Job{})
@@ -211,7 +211,7 @@ func TestWake_ADeadWorkerThatWasToLookForMore(t *testing.T) {
 		sqlRun(t, db, `delete from onceq.wakes where worker <= 20`) // each is woken only once
 		add(t, db, onceq.Job{})
 		add(t, db, onceq.Job{})
-		return sqlOne[bool](t, db, `select exists (select from onceq.wakes where worker <= 20 and looks)`)
+		return sqlOne[bool](t, db, `select exists (select from onceq.wakes where worker <= 20 and looks > 0)`)
 	})
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
@@ -219,10 +219,10 @@ func TestWake_ADeadWorkerThatWasToLookForMore(t *testing.T) {
 
 // fleet is a dozen workers that wait, and know of each other and of their handlers.
 type fleet struct {
-	all         string // true when all workers wait
-	db          *queuetest.DB
-	plain, more atomic.Int64 // notifications, and those that ask to look for more
-	passed      chan string  // gets what is notified to "passed"
+	all               string // true when all workers wait
+	db                *queuetest.DB
+	plain, more, long atomic.Int64 // notifications, those that ask to look for more, and those of them that ask for a tenth of a second
+	passed            chan string  // gets what is notified to "passed"
 }
 
 func newFleet(t *testing.T, handler func(context.Context, *onceq.Lease) error) *fleet {
@@ -263,7 +263,9 @@ func newFleet(t *testing.T, handler func(context.Context, *onceq.Lease) error) *
 			case n.Channel == "passed":
 				f.passed <- n.Payload
 			case strings.HasPrefix(n.Payload, "\x1f"):
-				f.more.Add(1)
+				if f.more.Add(1); strings.HasPrefix(n.Payload, "\x1f100\x1f") {
+					f.long.Add(1)
+				}
 			default:
 				f.plain.Add(1)
 			}
@@ -287,6 +289,7 @@ func (f *fleet) enqueue(t *testing.T, jobs int, one func()) (took time.Duration)
 	pass()
 	f.plain.Store(0)
 	f.more.Store(0)
+	f.long.Store(0)
 	began := time.Now()
 	for range jobs {
 		one()
@@ -375,6 +378,20 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 // A worker that becomes full tells another one of the jobs that only it was told of, and that one the next.
 func TestWake_AFullWorkerPassesOn(t *testing.T) {
 	t.Parallel()
+	for name, notify := range map[string]string{
+		"one notification": `select pg_notify('onceq_' || min(worker), 'default') from onceq.waiters`,
+		"it was to get the jobs of a while alone": `with it as (select worker, round from onceq.waiters order by worker limit 1),
+			woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', 30000 from it)
+			select pg_notify('onceq_' || worker, chr(31) || 30000 || chr(31) || 'default') from it`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			aFullWorkerPassesOn(t, notify)
+		})
+	}
+}
+
+func aFullWorkerPassesOn(t *testing.T, notify string) {
 	db := queuetest.New(t)
 	const workers, slots = 3, 2
 	started, end := make(chan int64, workers*slots+1), make(chan struct{})
@@ -393,12 +410,52 @@ func TestWake_AFullWorkerPassesOn(t *testing.T) {
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
 select nextval('onceq.ids'), now(), now(), 3, 0, 'default', 'k', '1' from generate_series(1, $1)`, workers*slots+1) // this wakes nobody
 	require.NoError(t, err)
-	sqlRun(t, db, `select pg_notify('onceq_' || min(worker), 'default') from onceq.waiters`)
+	sqlRun(t, db, notify)
 	for range workers * slots {
 		receive(t, started)
 	}
 	release()
 	until(t, db, noJobs)
+}
+
+// A worker that was to get the jobs of a while alone, and ends meanwhile, wakes another one for them.
+func TestWake_AWorkerThatEndsPassesOn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	listens, err := pgx.ConnectConfig(t.Context(), db.Pool.Config().ConnConfig.Copy())
+	require.NoError(t, err)
+	defer func() { _ = listens.Close(context.Background()) }()
+	hears := func() bool { // whether somebody was woken
+		sqlRun(t, db, `select pg_notify('passed', '')`)
+		for woken := false; ; woken = true {
+			n, err := listens.WaitForNotification(t.Context())
+			require.NoError(t, err)
+			if n.Channel == "passed" {
+				return woken
+			}
+		}
+	}
+	_, err = listens.Exec(t.Context(), `listen passed`)
+	require.NoError(t, err)
+	start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	until(t, db, `1 = (select count(*) from onceq.waiters where idle_until > statement_timestamp())`)
+	stays := sqlOne[int64](t, db, `select worker from onceq.waiters`)
+	_, err = listens.Exec(t.Context(), fmt.Sprintf(`listen onceq_%d`, stays))
+	require.NoError(t, err)
+	ends := func(looks int) bool {
+		until(t, db, fmt.Sprintf(`1 = (select count(*) from onceq.waiters w where worker = %d and idle_until > statement_timestamp()
+		                                  and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, stays))
+		hears()
+		w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+		until(t, db, `2 = (select count(*) from onceq.waiters where idle_until > statement_timestamp())`)
+		if looks > 0 {
+			sqlRun(t, db, `select pg_notify('onceq_' || worker, chr(31) || $2 || chr(31) || 'default') from onceq.waiters where worker <> $1`, stays, fmt.Sprint(looks))
+		}
+		require.NoError(t, w.stop())
+		return hears()
+	}
+	require.False(t, ends(0), "nobody was to look for more")
+	eventually(t, "the other one to be woken", func() bool { return ends(30000) }) // one that ends first has not heard of it
 }
 
 // A burst spreads over the workers that wait: nobody takes more of it than it has handlers for while others sleep. No poll is needed for
