@@ -212,12 +212,16 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
 				f.again = time.Time{}
 			}
-			f.follows = !a.backed || !f.more.IsZero()
+			f.follows, f.left = !a.backed || !f.more.IsZero(), !f.more.IsZero()
 			switch {
 			case !a.backed: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
-				c.lookSoon(f, now.Add(lookEnough))
+				after := lookEnough
+				if c.w.poll == 0 {
+					after = lookFollows // also for those of transactions that were open
+				}
+				c.lookSoon(f, now.Add(after))
 			}
 			f.more = time.Time{}
 		}

@@ -117,6 +117,7 @@ type listener struct {
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
 	kinds  int64    // names the kinds that it has handlers for, and its PollInterval
+	polls  bool     // at the default interval
 	room   int      // for how many jobs a queue has room at least
 
 	// The claimer's upkeep uses these, and unannounceAll after that.
@@ -130,6 +131,7 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
 	l.kinds = hash(append(slices.Sorted(slices.Values(w.kinds)), w.poll.String())...)
+	l.polls = w.poll == 0
 	l.room = math.MaxInt32
 	for _, c := range w.queues {
 		l.room = min(l.room, c.Concurrency)
@@ -159,8 +161,8 @@ func (l *listener) announce(ctx context.Context, waits bool, looks time.Duration
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, kinds, looks, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
 on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)
@@ -200,7 +202,7 @@ select 1`
 		}
 	}
 	l.round++
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, looks.Milliseconds(), l.kinds, firstOnes}
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, looks.Milliseconds(), l.kinds, firstOnes, l.polls}
 	if err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before); err == nil && !l.named { // the Reaper removes what nobody uses
 		err = setName()
 	}

@@ -169,13 +169,16 @@ const (
 )
 
 // lookFollowsUntil is how long it goes on.
-func (c *claimer) lookFollowsUntil() time.Duration {
+func (c *claimer) lookFollowsUntil(f *feed) time.Duration {
+	if f.left && c.w.poll == 0 {
+		return lookStalled
+	}
 	return max(lookEnough, min(c.w.poll/10, lookStalled))
 }
 
 // lookAfterAnnouncement has a feed looked at once more, after a look that began at this time.
 func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
-	last := c.lookFollowsUntil()
+	last := c.lookFollowsUntil(f)
 	for d := lookFollows; ; d = min(3*d, last) {
 		if at := f.announced.Add(d); began.Before(at) {
 			c.lookSoon(f, at)

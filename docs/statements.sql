@@ -4231,8 +4231,8 @@ select x.lane,
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, kinds, looks, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
 on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)

@@ -385,6 +385,7 @@ create unlogged table {{.schema}}.waiters (
   room       bigint not null,            -- for how many jobs
   kinds      bigint not null default 0,  -- the set of its kinds, and how often it looks
   looks      smallint not null default 0,    -- for so many milliseconds it may get the jobs of a queue alone: its handlers are quick, and others wait
+  polls      boolean not null default false, -- it polls at the default interval, and so may get those of open transactions too
   busy       text[] collate "C",         -- queues of the set for which it has no room now; null: none
   idle_until timestamptz not null
 ) with (fillfactor = 50);
@@ -401,6 +402,7 @@ create unlogged table {{.schema}}.wakes (
   round  bigint not null,
   queue  text collate "C" not null,
   looks  smallint not null default 0, -- for so many milliseconds the worker looks for more jobs, and nobody else is woken
+  polls  boolean not null default false,
   at     timestamptz not null default statement_timestamp()
 );
 create index wakes_worker on {{.schema}}.wakes (worker, round, queue); -- not unique: an insert waits for nobody
@@ -429,8 +431,9 @@ create unlogged table {{.schema}}.turns (
 --
 -- If single jobs come one soon after the other to workers whose handlers are quick, the worker that is woken is told to
 -- look for more for a while (listen.go), and meanwhile nobody else is woken. Otherwise each job would cost
--- a notification, which each process gets that listens, an announcement, and a claim or two. That is for jobs whose transaction commits
--- at once: another one may commit when the worker looks no longer.
+-- a notification, which each process gets that listens, an announcement, and a claim or two. A transaction of the caller's may
+-- commit when the worker looks no longer. Then the job is found by what it looks for after that (lookAfterAnnouncement), or
+-- by somebody's poll, so that is only for workers that poll at the default interval.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
 language plpgsql as $wake$
 #variable_conflict use_column
@@ -442,8 +445,8 @@ declare
   room bigint := 0;
   w record;
 begin
-  if own and jobs = 1 then
-    select count(*) > 0, coalesce(bool_or(x.at > statement_timestamp() - x.looks * interval '1 millisecond'), false)
+  if jobs = 1 then
+    select count(*) > 0, coalesce(bool_or(x.at > statement_timestamp() - x.looks * interval '1 millisecond' and (own or x.polls)), false)
       into often, looked
       from {{.schema}}.wakes x
      where x.queue = wake.queue and x.looks > 0 and x.at > statement_timestamp() - interval '130 milliseconds'
@@ -457,17 +460,17 @@ begin
     end if;
   end if;
   for w in
-    select c.worker, c.round, c.room, case when often then c.looks else 0 end as looks
+    select c.worker, c.round, c.room, c.polls, case when often and (own or c.polls) then c.looks else 0 end as looks
       from {{.schema}}.waiter_queues s
      cross join lateral (
-           (select w.worker, w.round, w.room, w.looks
+           (select w.worker, w.round, w.room, w.looks, w.polls
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker >= wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
                and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round and x.queue = wake.queue offset 0)
              order by w.worker limit least(wake.jobs, 64))
            union all
-           (select w.worker, w.round, w.room, w.looks
+           (select w.worker, w.round, w.room, w.looks, w.polls
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker < wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
@@ -479,7 +482,7 @@ begin
     n := n + 1;
     if may then
       if current_setting('transaction_isolation') <> 'serializable' then
-        insert into {{.schema}}.wakes (worker, round, queue, looks) values (w.worker, w.round, wake.queue, w.looks);
+        insert into {{.schema}}.wakes (worker, round, queue, looks, polls) values (w.worker, w.round, wake.queue, w.looks, w.polls);
       end if;
       perform pg_notify('onceq_' || w.worker, case when w.looks > 0 then chr(31) || w.looks || chr(31) else '' end || wake.queue);
     end if;

@@ -146,7 +146,36 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 // is woken meanwhile. No job waits for a poll for that, as long as the handlers stay quick.
 func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, func(context.Context, *onceq.Lease) error { return nil })
+	f := newFleet(t, time.Hour, func(context.Context, *onceq.Lease) error { return nil })
+	f.shares(t, func() { add(t, f.db, onceq.Job{}) })
+
+	// What a transaction enqueues wakes somebody for each job: it may commit late, and the next poll is in an hour.
+	until(t, f.db, f.all)
+	f.enqueue(t, 40, func() { f.inTx(t, func() {}) })
+	require.Zero(t, f.more.Load())
+	require.Positive(t, f.plain.Load()) // not one each: there may have been nobody left to wake
+}
+
+// Where workers poll at the default interval, jobs of transactions share wakes too. One whose transaction commits when nobody looks
+// any longer is found all the same.
+func TestWake_JobsOfTransactionsShareAWake(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
+	f.shares(t, func() { f.inTx(t, func() {}) })
+	for _, late := range []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, time.Second, 4 * time.Second} {
+		f.inTx(t, func() {
+			for range 20 {
+				f.inTx(t, func() {})
+			}
+			until(t, f.db, noJobs)
+			time.Sleep(late)
+		})
+		until(t, f.db, noJobs)
+	}
+}
+
+// shares checks that jobs share wakes. one enqueues one.
+func (f *fleet) shares(t *testing.T, one func()) {
 	const jobs = 300
 	shared := false
 	for try, quick := 0, 0; !shared; try++ {
@@ -154,31 +183,29 @@ func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 		if try == 6 {
 			t.Skip("this machine has too much other work for jobs in quick succession, and wakes somebody for each")
 		}
-		took := f.enqueue(t, jobs, func() { add(t, f.db, onceq.Job{}) })
+		took := f.enqueue(t, jobs, one)
 		wakes, more, long := f.plain.Load()+f.more.Load(), f.more.Load(), f.long.Load()
 		t.Logf("%d jobs in %s: %d wakes, %d of them to look for more, %d of these for long", jobs, took, wakes, more, long)
 		if shared = wakes < jobs*3/4 && long > 0; took < jobs*5*time.Millisecond {
 			quick++
 		}
 	}
+}
 
-	// What a transaction enqueues wakes somebody for each job: it may commit late.
-	until(t, f.db, f.all)
-	f.enqueue(t, 40, func() {
-		tx, err := f.db.Pool.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = f.db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
-		require.NoError(t, err)
-		require.NoError(t, tx.Commit(t.Context()))
-	})
-	require.Zero(t, f.more.Load())
-	require.Positive(t, f.plain.Load()) // not one each: there may have been nobody left to wake
+// inTx enqueues a job in a transaction and calls then before it commits.
+func (f *fleet) inTx(t *testing.T, then func()) {
+	tx, err := f.db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = f.db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	then()
+	require.NoError(t, tx.Commit(t.Context()))
 }
 
 // Handlers that take their time are spread over the workers: each job wakes another one.
 func TestWake_SlowJobsInQuickSuccessionWakeOneEach(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, func(ctx context.Context, _ *onceq.Lease) error {
+	f := newFleet(t, time.Hour, func(ctx context.Context, _ *onceq.Lease) error {
 		select {
 		case <-time.After(30 * time.Millisecond):
 		case <-ctx.Done():
@@ -225,11 +252,11 @@ type fleet struct {
 	passed            chan string  // gets what is notified to "passed"
 }
 
-func newFleet(t *testing.T, handler func(context.Context, *onceq.Lease) error) *fleet {
+func newFleet(t *testing.T, poll time.Duration, handler func(context.Context, *onceq.Lease) error) *fleet {
 	f := &fleet{db: queuetest.New(t), passed: make(chan string, 10)}
 	const workers = 12
 	for range workers {
-		start(t, f.db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(handler))
+		start(t, f.db, onceq.WorkerConfig{PollInterval: poll}, handle(handler))
 	}
 	f.all = fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
 	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // fleetTrials run many worker processes over one database, each with a pool of its own.
@@ -61,6 +63,18 @@ func fleetTrials(b *bench) []trial {
 				})
 			},
 		})
+		if p.name == "graphile-worker" {
+			continue
+		}
+		trials = append(trials, trial{
+			test: "fleet", variant: steadyInTxName(n), peer: p, conns: producers,
+			measure: func(ctx context.Context, r *room) ([]figure, error) {
+				return r.steadyLatency(ctx, steadyInTxName(n), n, order{}, 1000, b.sizes.loaded, func(ctx context.Context, n int) error {
+					s := r.session.(*goSession)
+					return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.put(ctx, tx, n, false) })
+				})
+			},
+		})
 	}
 	return trials
 }
@@ -77,8 +91,11 @@ const (
 // evenShare is the unit of what a process did of its n-th part.
 const evenShare = "of an even share"
 
-func drainBy(n int) string      { return fmt.Sprintf("drain by %d", n) }
-func steadyName(n int) string   { return fmt.Sprintf("1,000 jobs/s over %d", n) }
+func drainBy(n int) string    { return fmt.Sprintf("drain by %d", n) }
+func steadyName(n int) string { return fmt.Sprintf("1,000 jobs/s over %d", n) }
+func steadyInTxName(n int) string {
+	return fmt.Sprintf("1,000 jobs/s in transactions over %d", n)
+}
 func besideName(s sizes) string { return fmt.Sprintf("drain by %d beside %d idle", s.busy, s.beside) }
 
 func idleName(n int) string {
