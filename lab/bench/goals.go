@@ -68,6 +68,7 @@ var goals = []struct {
 		return f.ours("fleet", besideName(fullSizes)) / f.ours("fleet", drainBy(fullSizes.busy))
 	}},
 	{"fleet", "1,000 jobs/s over 32 processes: p99 ≤ 10 ms", false, 10, "ms", func(f finder) float64 { return f.p99("fleet", steadyName(32)) }},
+	{"fleet", "the same, each in a transaction of the application's", false, 10, "ms", func(f finder) float64 { return f.p99("fleet", steadyInTxName(32)) }},
 	{"fleet", "an idle process sends ≤ 1 statement a second", false, 1, "a second", func(f finder) float64 { return f.ours("fleet", idleName(40)+statementsName) / 40 }},
 	{"fleet", "an idle process holds 1 connection", false, 1, "", func(f finder) float64 { return f.ours("fleet", idleName(40)+connectionsName) / 40 }},
 	{"queues", "an idle process with 5,000 queues sends ≤ 1 statement a second", false, 1, "a second", func(f finder) float64 { return f.ours("queues", queuesName(5000)+statementsName) }},
