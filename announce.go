@@ -16,7 +16,8 @@ type announcement struct {
 	took      [4]time.Duration // how long the latest four writes took
 	rest      time.Duration    // the least until it is written again
 	waits     bool             // the row says that the run waits for some queue
-	backed    bool             // others waited for the same queues when the row was last written
+	backed    bool             // others waited for the same queues when the row was last written, and
+	many      bool             // so many that one more makes no difference
 	looks     time.Duration    // for how long it may get the jobs of a queue alone where its handlers are quick
 	quick     bool             // the handlers that returned before that took no longer than quickHandler on average
 	returned  int64            // how many they were, of all queues, and
@@ -68,7 +69,7 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		c.lookSoon(f, now)
 		return
 	}
-	if a.wanted = true; now.Sub(a.written) < a.rest && !a.backed {
+	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
 		f.again = now.Add(quietBefore / 2)
 		c.activate(f)
 	}
@@ -114,13 +115,17 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	a.wanted, a.written = false, now
 	var waiting []*feed
 	var heard []int
-	var full, busy []string
+	var full, busy, looking []string
+	var looks time.Duration
 	for _, f := range c.feeds {
-		if !f.more.IsZero() {
-			a.looks = looksBriefly
+		if !f.more.IsZero() && !f.paused {
+			looks = max(looks, looksBriefly)
 			if now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor {
-				a.looks = looksLong
+				looks = looksLong
 			}
+		}
+		if now.Before(f.more) {
+			looking = append(looking, f.queue)
 		}
 		switch {
 		case f.cursor.full && !f.paused:
@@ -137,6 +142,10 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 				c.activate(f)
 			}
 		}
+		if f.idle() && !f.paused && now.Before(f.more) {
+			f.again = f.more // it is announced after that
+			c.activate(f)
+		}
 	}
 	if a.lively || len(full) > maxBusy { // so many cannot be named
 		waiting = nil
@@ -151,15 +160,15 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	if len(waiting) == 0 {
 		busy = nil
 	}
-	era, looks := a.era, time.Duration(0)
-	if c.isQuick() && a.backed && c.listener.room >= quickRoom {
-		looks = max(a.looks, looksBriefly)
+	if looks > 0 {
+		a.looks = looks
 	}
+	era, looks := a.era, c.looksFor()
 	c.send(&c.keeps, func() func() {
-		others, before, err := c.listener.announce(ctx, len(waiting) > 0, looks, busy)
+		others, before, err := c.listener.announce(ctx, len(waiting) > 0, looks, busy, looking)
 		return func() {
-			a.backed = err == nil && others > 0
-			c.leave(err == nil && others >= manyOthers && before >= firstOnes && c.w.poll == 0)
+			a.backed, a.many = err == nil && others > 0, err == nil && others >= manyOthers
+			c.leave(a.many && before >= firstOnes && c.w.poll == 0)
 			c.announced(waiting, heard, era, err)
 		}
 	})
@@ -177,6 +186,21 @@ func (c *claimer) leave(leaves bool) {
 	case !did && leaves: // they look one after the other, also if all have begun together
 		c.looks.at = now.Add(rand.N(pollLeaving))
 	}
+}
+
+// looksFor is for how long this run may get the jobs of a queue alone. Where few wait, that is for workers whose looks find soon
+// what a dead one was left, and which have no lanes: a claim does not see the calls of these.
+func (c *claimer) looksFor() time.Duration {
+	a := &c.announcement
+	switch quick := c.isQuick(); {
+	case !quick || !a.backed || c.listener.room < quickRoom:
+		return 0
+	case c.listener.polls && !c.promoter.expects():
+		return max(a.looks, looksBriefly)
+	case a.many:
+		return looksBriefly
+	}
+	return 0
 }
 
 // isQuick reports whether the handlers that returned since the last announcement, or else before it, were quick.
@@ -212,16 +236,18 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
 				f.again = time.Time{}
 			}
-			f.follows, f.left = !a.backed || !f.more.IsZero(), !f.more.IsZero()
+			if !f.more.IsZero() && c.listener.polls {
+				f.left = now.Add(lookStalled)
+			}
+			left := now.Before(f.left)
+			f.follows = !a.backed || left || !f.more.IsZero()
 			switch {
 			case !a.backed: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
-			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
-				after := lookEnough
-				if c.w.poll == 0 {
-					after = lookFollows // also for those of transactions that were open
-				}
-				c.lookSoon(f, now.Add(after))
+			case left: // but for jobs that were left to this run, and whose transactions may still be open
+				c.lookSoon(f, now.Add(lookFollows))
+			case !f.more.IsZero(): // or whose commit was slow
+				c.lookSoon(f, now.Add(lookEnough))
 			}
 			f.more = time.Time{}
 		}
@@ -284,6 +310,7 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 			case err == nil:
 				c.q.works(c.id, workAnnounce, "")
 			case ctx.Err() == nil:
+				f.passOn = time.Now().Add(announceRest)
 				c.q.fails(c.id, workAnnounce, "", err)
 			}
 		}

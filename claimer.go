@@ -574,7 +574,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case full:
 		c.isDue(f)
 	case f.due: // a notification came in between
-	case late && !c.announcement.backed:
+	case late && !c.announcement.backed && !ended.Before(f.more):
 		f.claimSoon(ended)
 		if look := f.cursor.nextLook(); look.Before(f.again) {
 			f.again = later(look, ended)

@@ -153,13 +153,7 @@ func (r *run) end() (left error) {
 	r.exec.ending.Unlock()
 	r.claiming.Wait()
 	if !r.drains {
-		var looked []string
-		for _, f := range r.claimer.feeds {
-			if time.Now().Before(f.more) {
-				looked = append(looked, f.queue)
-			}
-		}
-		r.listener.unannounceAll(looked)
+		r.listener.unannounceAll()
 	}
 	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
 	for _, f := range r.claimer.feeds {

@@ -151,15 +151,15 @@ const (
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// A woken run may get the jobs of the time looks alone. It returns how many others with the same kinds and PollInterval
+// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. It returns how many others with the same kinds and PollInterval
 // wait for all of these queues and were not woken, and how many of them come before this one; it stops counting at manyOthers and
 // at firstOnes.
-func (l *listener) announce(ctx context.Context, waits bool, looks time.Duration, busy []string) (others, before int, err error) {
+func (l *listener) announce(ctx context.Context, waits bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
 with woken as (
-  delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
+  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
 )
 insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
 values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
@@ -202,7 +202,7 @@ select 1`
 		}
 	}
 	l.round++
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, looks.Milliseconds(), l.kinds, firstOnes, l.polls}
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, looks.Milliseconds(), l.kinds, firstOnes, l.polls, looking}
 	if err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before); err == nil && !l.named { // the Reaper removes what nobody uses
 		err = setName()
 	}
@@ -217,16 +217,17 @@ func (l *listener) confirm(prepares bool) {
 	l.woken("") // so that the claimer ends its short polls and announces that it waits: notifications may have been lost
 }
 
-// unannounceAll is for the end of the run. For queues of which it was to look for more jobs, another run is woken.
-func (l *listener) unannounceAll(looked []string) {
+// unannounceAll is for the end of the run. For the queues for which it was woken last another run is woken: it may have been left
+// jobs that it has not seen.
+func (l *listener) unannounceAll() {
 	const unannounce = `
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
-     woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning 1)
+     woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
 select count(onceq.wake(u.queue, 1, $3::bigint, true))
-  from unnest(case when (select count(*) from gone) + (select count(*) from woken) >= 0 then $4::text[] end) as u(queue)`
+  from unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue)`
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
 	if l.round > 0 {
-		_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id, l.round, rand.Int64(), looked}, nil) // the rows expire anyway
+		_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id, l.round, rand.Int64()}, nil) // the rows expire anyway
 	}
 }

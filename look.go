@@ -170,7 +170,7 @@ const (
 
 // lookFollowsUntil is how long it goes on.
 func (c *claimer) lookFollowsUntil(f *feed) time.Duration {
-	if f.left && c.w.poll == 0 {
+	if f.announced.Before(f.left) {
 		return lookStalled
 	}
 	return max(lookEnough, min(c.w.poll/10, lookStalled))

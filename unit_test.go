@@ -420,11 +420,12 @@ func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 	q := benchQueue(t)
 	q.pauses.known.Store(&paused{at: time.Now().Add(time.Hour)})
 	x := &executor{q: q, slots: make(map[string]*slots)}
+	const more = lookMore + "15" + lookMore
 	for _, queue := range []string{"mail", lookMore + "odd"} {
 		x.slots[queue] = &slots{queue: queue, count: 2, width: 1}
 	}
 	p := &promoter{exec: x, laned: true, wake: make(chan struct{}, 1)}
-	for heard, queue := range map[string]string{"mail": "mail", lookMore + "mail": "mail", lookMore + "odd": lookMore + "odd", lookMore + lookMore + "odd": lookMore + "odd"} {
+	for heard, queue := range map[string]string{"mail": "mail", more + "mail": "mail", lookMore + "odd": lookMore + "odd", more + lookMore + "odd": lookMore + "odd"} {
 		p.rouse(heard)
 		p.rouse("") // of a wake-up that names none
 		n := p.first()

@@ -50,7 +50,8 @@ type WorkerConfig struct {
 	// the other. If those two are dead or have become busy, a delayed job may start that much later, for a minute or so. At
 	// most an hour.
 	//
-	// A transaction that enqueues while no worker waits for the queue notifies nobody. If it commits when a worker has waited
+	// A transaction that enqueues while no worker waits for the queue notifies nobody, nor, with the default interval, one that does so while a
+	// worker looks for the jobs that come one soon after the other. If it commits when a worker has waited
 	// for longer than three seconds, or a tenth of this interval if that is less, its job starts at the worker's next look.
 	PollInterval time.Duration
 

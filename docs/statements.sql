@@ -4229,7 +4229,7 @@ select x.lane,
 
 -- listen.go: announce.announce
 with woken as (
-  delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
+  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
 )
 insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
 values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
@@ -4256,9 +4256,9 @@ select 1;
 
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
-     woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning 1)
+     woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
 select count(onceq.wake(u.queue, 1, $3::bigint, true))
-  from unnest(case when (select count(*) from gone) + (select count(*) from woken) >= 0 then $4::text[] end) as u(queue);
+  from unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue);
 
 -- look.go: lookForCalls
 with recent as materialized (

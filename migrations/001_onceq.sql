@@ -460,17 +460,17 @@ begin
     end if;
   end if;
   for w in
-    select c.worker, c.round, c.room, c.polls, case when often and (own or c.polls) then c.looks else 0 end as looks
+    select c.worker, c.round, c.room, c.kinds, c.polls, case when often and (own or c.polls) then c.looks else 0 end as looks
       from {{.schema}}.waiter_queues s
      cross join lateral (
-           (select w.worker, w.round, w.room, w.looks, w.polls
+           (select w.worker, w.round, w.room, w.kinds, w.looks, w.polls
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker >= wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
                and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round and x.queue = wake.queue offset 0)
              order by w.worker limit least(wake.jobs, 64))
            union all
-           (select w.worker, w.round, w.room, w.looks, w.polls
+           (select w.worker, w.round, w.room, w.kinds, w.looks, w.polls
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker < wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
@@ -481,6 +481,10 @@ begin
   loop
     n := n + 1;
     if may then
+      if w.looks > 0 and exists (select from {{.schema}}.waiter_queues s join {{.schema}}.waiters v on v.serves = s.serves
+                                  where s.queue = wake.queue and v.kinds <> w.kinds and v.idle_until > statement_timestamp()) then
+        w.looks := 0; -- the next jobs may be for those alone
+      end if;
       if current_setting('transaction_isolation') <> 'serializable' then
         insert into {{.schema}}.wakes (worker, round, queue, looks, polls) values (w.worker, w.round, wake.queue, w.looks, w.polls);
       end if;

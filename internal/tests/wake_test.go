@@ -147,7 +147,7 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, time.Hour, func(context.Context, *onceq.Lease) error { return nil })
-	f.shares(t, func() { add(t, f.db, onceq.Job{}) })
+	f.shares(t, f.more.Load, func() { add(t, f.db, onceq.Job{}) })
 
 	// What a transaction enqueues wakes somebody for each job: it may commit late, and the next poll is in an hour.
 	until(t, f.db, f.all)
@@ -161,7 +161,8 @@ func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 func TestWake_JobsOfTransactionsShareAWake(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
-	f.shares(t, func() { f.inTx(t, func() {}) })
+	f.shares(t, f.long.Load, func() { add(t, f.db, onceq.Job{}) })
+	f.shares(t, f.long.Load, func() { f.inTx(t, func() {}) })
 	for _, late := range []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, time.Second, 4 * time.Second} {
 		f.inTx(t, func() {
 			for range 20 {
@@ -174,8 +175,8 @@ func TestWake_JobsOfTransactionsShareAWake(t *testing.T) {
 	}
 }
 
-// shares checks that jobs share wakes. one enqueues one.
-func (f *fleet) shares(t *testing.T, one func()) {
+// shares checks that jobs share wakes, and that some are of a sort. one enqueues a job.
+func (f *fleet) shares(t *testing.T, some func() int64, one func()) {
 	const jobs = 300
 	shared := false
 	for try, quick := 0, 0; !shared; try++ {
@@ -186,7 +187,7 @@ func (f *fleet) shares(t *testing.T, one func()) {
 		took := f.enqueue(t, jobs, one)
 		wakes, more, long := f.plain.Load()+f.more.Load(), f.more.Load(), f.long.Load()
 		t.Logf("%d jobs in %s: %d wakes, %d of them to look for more, %d of these for long", jobs, took, wakes, more, long)
-		if shared = wakes < jobs*3/4 && long > 0; took < jobs*5*time.Millisecond {
+		if shared = wakes < jobs*3/4 && some() > 0; took < jobs*5*time.Millisecond {
 			quick++
 		}
 	}
@@ -476,13 +477,28 @@ func TestWake_AWorkerThatEndsPassesOn(t *testing.T) {
 		w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 		until(t, db, `2 = (select count(*) from onceq.waiters where idle_until > statement_timestamp())`)
 		if looks > 0 {
-			sqlRun(t, db, `select pg_notify('onceq_' || worker, chr(31) || $2 || chr(31) || 'default') from onceq.waiters where worker <> $1`, stays, fmt.Sprint(looks))
+			sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', $2 from onceq.waiters where worker <> $1)
+				select pg_notify('onceq_' || worker, chr(31) || $2 || chr(31) || 'default') from onceq.waiters where worker <> $1`, stays, looks)
 		}
 		require.NoError(t, w.stop())
 		return hears()
 	}
 	require.False(t, ends(0), "nobody was to look for more")
-	eventually(t, "the other one to be woken", func() bool { return ends(30000) }) // one that ends first has not heard of it
+	require.True(t, ends(30000))
+}
+
+// Nobody gets the jobs of a while alone where others wait that have other kinds: the jobs may be theirs.
+func TestWake_OthersOfOtherKindsAreWokenToo(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
+	f.shares(t, f.long.Load, func() { add(t, f.db, onceq.Job{}) })
+	sqlRun(t, f.db, `with one as (
+			insert into onceq.waiters (worker, serves, round, room, kinds, idle_until)
+			select 1, serves, 1, 100, kinds + 1, now() + interval '1 hour' from onceq.waiters limit 1 returning worker)
+		insert into onceq.wakes (worker, round, queue) select worker, 1, 'default' from one`) // so it is never chosen
+	f.enqueue(t, 300, func() { add(t, f.db, onceq.Job{}) })
+	require.Zero(t, f.more.Load())
+	require.Positive(t, f.plain.Load())
 }
 
 // A burst spreads over the workers that wait: nobody takes more of it than it has handlers for while others sleep. No poll is needed for
