@@ -236,19 +236,17 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
 				f.again = time.Time{}
 			}
-			if !f.more.IsZero() && c.listener.polls {
-				f.left = now.Add(lookStalled)
-			}
-			left := now.Before(f.left)
-			f.follows = !a.backed || left || !f.more.IsZero()
+			f.follows = !a.backed || !f.more.IsZero()
 			switch {
 			case !a.backed: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
-			case left: // but for jobs that were left to this run, and whose transactions may still be open
-				c.lookSoon(f, now.Add(lookFollows))
-			case !f.more.IsZero(): // or whose commit was slow
+			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 				c.lookSoon(f, now.Add(lookEnough))
 			}
+			if !f.more.IsZero() && c.listener.polls {
+				f.left = now
+			}
+			c.lookForLeft(f, now)
 			f.more = time.Time{}
 		}
 	}

@@ -47,7 +47,7 @@ type feed struct {
 	announced   time.Time     // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
 	heard       int           // how many notifications have come
 	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
-	left        time.Time     // until then it is looked for jobs of transactions that were open when they were left to this run
+	left        time.Time     // when jobs of open transactions were last left to this run
 	passOn      time.Time     // when somebody else is told of jobs that a notification told of and that there is no room for; zero for never
 	noRoom      bool          // there was something to claim, and no room for it
 	more        time.Time     // until then it is looked at again, because a notification asked for that. Zero after the announcement that follows

@@ -169,22 +169,30 @@ const (
 )
 
 // lookFollowsUntil is how long it goes on.
-func (c *claimer) lookFollowsUntil(f *feed) time.Duration {
-	if f.announced.Before(f.left) {
-		return lookStalled
-	}
+func (c *claimer) lookFollowsUntil() time.Duration {
 	return max(lookEnough, min(c.w.poll/10, lookStalled))
 }
 
 // lookAfterAnnouncement has a feed looked at once more, after a look that began at this time.
 func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
-	last := c.lookFollowsUntil(f)
+	last := c.lookFollowsUntil()
 	for d := lookFollows; ; d = min(3*d, last) {
 		if at := f.announced.Add(d); began.Before(at) {
 			c.lookSoon(f, at)
 			return
 		}
 		if d == last {
+			return
+		}
+	}
+}
+
+// lookForLeft has a feed looked at once more, each time three times as late, for jobs that were left to this run and whose transactions
+// were still open. Others that are woken meanwhile look for later ones.
+func (c *claimer) lookForLeft(f *feed, now time.Time) {
+	for d := lookEnough; d < lookStalled; d *= 3 {
+		if at := f.left.Add(d); now.Before(at) {
+			c.lookSoon(f, at)
 			return
 		}
 	}
@@ -548,6 +556,7 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 		if f.follows {
 			c.lookAfterAnnouncement(f, began)
 		}
+		c.lookForLeft(f, began)
 	}
 	c.found(found, time.Now())
 	c.setNextDue()
