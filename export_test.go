@@ -19,6 +19,7 @@ var HotStatements = map[string]string{
 	"claims":    claimManyJobs,
 	"claim any": claimAny,
 	"claim one": claimOne,
+	"look":      lookForJobs,
 	"find lost": findLost,
 	"extend":    extendLeases,
 	"lengthen":  lengthenLease,
@@ -73,7 +74,6 @@ var UserStatements = map[string]string{
 	"enqueue, laned":   insertLaned,
 	"complete laned":   completeOneLaned,
 	"laned in tx":      inTx[completeOneLaned],
-	"look":             lookForJobs, // sent as it is as well
 	"complete limited": completeOneLimited,
 	"limited in tx":    inTx[completeOneLimited],
 	"complete told":    completeOneTold,

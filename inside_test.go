@@ -153,8 +153,8 @@ func indexScansOnly(node any) error {
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = ",
 				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "lane_places_pkey": "lane = ", "lane_stops_pkey": "lane = ", "lane_calls_due": "slot = ",
 				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "lane_limits_lowered": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = ", "turns_pkey": "queue = "}[node["Index Name"]]
-			if node["Index Name"] == "waiters_pkey" || node["Index Name"] == "job_members_untold" {
-				break // as above; the second has only rows that are looked for
+			if slices.Contains([]any{"waiters_pkey", "pauses_pkey", "job_members_untold"}, node["Index Name"]) {
+				break // as above; the third has only rows that are looked for
 			}
 			cond, _ := node["Index Cond"].(string)
 			if column == "" || !strings.Contains(cond, column) {

@@ -92,7 +92,6 @@ type looks struct {
 	nextDue  time.Time        // the earliest feed.next; zero if there is none
 	fresh    lookAtNew        // while the run is lively
 	calls    lookAtCalls      // with looks at all
-	limited  bool             // a default of the role ended a look: from then on they are sent with settings of their own
 }
 
 // lookAtAll is a look at all feeds.
@@ -339,7 +338,7 @@ func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
 			ended := time.Now()
 			if err != nil {
 				c.looks.fresh.at = ended
-				c.lookFailed(ctx, err, true)
+				c.lookFailed(ctx, err)
 				return
 			}
 			c.looks.fresh.took = ended.Sub(began)
@@ -441,10 +440,6 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	args := []any{
 		queues, starts[0], starts[1], starts[2], c.kinds, horizon.Microseconds(), behind, c.rescans.interval().Microseconds(),
 	}
-	by := asIs
-	if c.looks.limited {
-		by = hot
-	}
 	began := time.Now()
 	var s seen
 	statement, read := lookForJobs, []any{&s.now, &s.recent, &s.behind, &s.next, &s.in, &s.paused, &s.names}
@@ -460,11 +455,11 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
 	}
 	c.send(&c.looking, func() func() {
-		err := c.q.send(ctx, c.db, by, statement, args, row(read...))
+		err := c.q.send(ctx, c.db, hot, statement, args, row(read...))
 		ended := time.Now()
 		return func() {
 			if err != nil {
-				c.lookFailed(ctx, err, by.begin != "")
+				c.lookFailed(ctx, err)
 				return
 			}
 			c.q.pauses.take(began, s.paused, s.names)
@@ -510,19 +505,15 @@ func (c *claimer) lookedAtAll(p pass) {
 	}
 }
 
-func (c *claimer) lookFailed(ctx context.Context, err error, limited bool) {
+func (c *claimer) lookFailed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	l := &c.looks
-	l.limited = l.limited || fromDefaults(err)
-	wait := time.Millisecond
-	if !fromDefaults(err) || limited {
-		l.fails++
-		wait = min(5*time.Second, 50*time.Millisecond<<min(l.fails, 10))
-		c.q.fails(c.id, workLook, "", err, slog.Duration("next_try_in", wait))
-		c.shaken = true
-	}
+	l.fails++
+	wait := min(5*time.Second, 50*time.Millisecond<<min(l.fails, 10))
+	c.q.fails(c.id, workLook, "", err, slog.Duration("next_try_in", wait))
+	c.shaken = true
 	l.notAgain = time.Now().Add(wait/2 + rand.N(wait))
 	l.at, l.all = l.notAgain, lookAtAll{}
 }

@@ -314,7 +314,7 @@ func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
 		_, err := c.q.pausedNow(ctx, c.db, pausesOld)
 		return func() {
 			if err != nil {
-				c.lookFailed(ctx, err, true)
+				c.lookFailed(ctx, err)
 			}
 		}
 	})
