@@ -158,7 +158,7 @@ type promoted struct {
 // loop promotes until ctx ends. Without lanes it begins with what the claimer's first look says: to plan these statements costs
 // more than anything else that a worker begins with.
 func (p *promoter) loop(ctx context.Context) {
-	if !p.laned && !p.hears(ctx) {
+	if !p.laned && !p.hears(ctx, 0) {
 		return
 	}
 	for fails := 0; ; {
@@ -191,10 +191,15 @@ func (p *promoter) loop(ctx context.Context) {
 }
 
 // hears waits until the claimer's looks have seen calls, or the worker does not wait after a minute: then the looks may be
-// rare. It returns false if ctx has ended.
-func (p *promoter) hears(ctx context.Context) bool {
+// rare. next is when a call is due that it knows of, or 0. It returns false if ctx has ended.
+func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
+	due := time.Now().Add(next + time.Millisecond)
 	for {
-		timer := time.NewTimer(promoteIdle*9/10 + rand.N(promoteIdle/5))
+		wait := promoteIdle*9/10 + rand.N(promoteIdle/5)
+		if next > 0 {
+			wait = min(wait, time.Until(due))
+		}
+		timer := time.NewTimer(wait)
 		select {
 		case <-p.wake:
 			timer.Stop()
@@ -203,7 +208,7 @@ func (p *promoter) hears(ctx context.Context) bool {
 			timer.Stop()
 			return false
 		case <-timer.C:
-			if !p.listener.waits.Load() {
+			if !p.listener.waits.Load() || next > 0 && !time.Now().Before(due) {
 				return true
 			}
 		}
@@ -230,9 +235,9 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 			return false
 		}
 		return sleep(ctx, pause, wake)
-	case !p.laned && !p.seen.Load() && did.next == 0 && len(p.doubts) == 0:
+	case !p.laned && !p.seen.Load() && len(p.doubts) == 0:
 		p.pause = 0
-		return p.hears(ctx) // the looks ask for calls, over a connection that is open
+		return p.hears(ctx, did.next) // the looks ask for calls, over a connection that is open
 	case !p.laned && !p.seen.Load():
 		if waits {
 			wait = longestNap
