@@ -310,6 +310,21 @@ func TestMoreOf(t *testing.T) {
 	}
 }
 
+// A promoter whose worker waits leaves it to the looks whether there are calls, but for one that it knows of.
+func TestPromoter_WaitsForTheCallThatItKnowsOf(t *testing.T) {
+	t.Parallel()
+	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1)}
+	p.listener.waits.Store(true)
+	began := time.Now()
+	require.True(t, p.hears(t.Context(), 50*time.Millisecond))
+	require.GreaterOrEqual(t, time.Since(began), 50*time.Millisecond)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.False(t, p.hears(ended, 10*time.Minute))
+	p.called(false)
+	require.True(t, p.hears(t.Context(), 10*time.Minute))
+}
+
 // One write of the announcement that waited for the disk does not keep the next one for longer.
 func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()

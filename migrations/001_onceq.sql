@@ -432,7 +432,7 @@ create unlogged table {{.schema}}.turns (
 -- If single jobs come one soon after the other to workers whose handlers are quick, the worker that is woken is told to
 -- look for more for a while (listen.go), and meanwhile nobody else is woken. Otherwise each job would cost
 -- a notification, which each process gets that listens, an announcement, and a claim or two. A transaction of the caller's may
--- commit when the worker looks no longer. Then the job is found by what it looks for after that (lookAfterAnnouncement), or
+-- commit when the worker looks no longer. Then the job is found by what it looks for after that (lookForLeft), or
 -- by somebody's poll, so that is only for workers that poll at the default interval.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
 language plpgsql as $wake$
