@@ -247,7 +247,7 @@ func TestLimit_EveryPairInEveryOrder(t *testing.T) {
 	everyPair(t, shareMoves, true, "complete and lease", "redrive the cancelled one", "discard", "remove the limit", "fail", "pause the kind", "share 0")
 }
 
-// everyPair tries all pairs of moves with ONCEQ_TEST_PAIRS=all. Otherwise it leaves out five in six of those with a seldom move, and of
+// everyPair tries all pairs of moves with ONCEQ_TEST_PAIRS=all (make matrix MODES=pairs). Otherwise it leaves out five in six of those with a seldom move, and of
 // those at limit 1 above READ COMMITTED, other ones in each run: all of them take ten minutes of a core.
 func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, shares bool, seldom ...string) {
 	all := os.Getenv("ONCEQ_TEST_PAIRS") == "all"

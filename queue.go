@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // SchemaVersion is the version of the tables that this code was written for. It works with those from MinSchemaVersion on,
@@ -148,6 +150,11 @@ select version, oldest_code, current_setting('server_encoding'), current_setting
 	} else if noTables(err) {
 		if citus, _ := q.onCitus(ctx, q.pool); citus {
 			version, oldest, encoding, ahead, err = q.checkInParts(ctx)
+		}
+	} else if sqlstate.Of(err) == "0A000" {
+		var standby bool
+		if q.queryRow(ctx, q.pool, `select pg_is_in_recovery()`, nil, &standby) == nil && standby {
+			return fmt.Errorf("onceq: the server is a standby, which accepts no writes: connect to the primary: %w", err)
 		}
 	}
 	switch {

@@ -6,6 +6,7 @@
 #   scripts/matrix.sh              all of them
 #   scripts/matrix.sh role exec    some
 #   scripts/matrix.sh -skipped     what is left out: each must fail in its mode
+#   scripts/matrix.sh pairs        every pair of what may happen to a lane or a limit, of which the tests try a part: ten minutes of a core
 #   scripts/matrix.sh citus        on a cluster of Citus (scripts/citus.sh), which is not one of all: it has to be built first
 #
 # A mode leaves out, by name, the tests that depend on something of Postgres, pgx or queuetest that the mode takes away
@@ -64,7 +65,7 @@ if [ "${1:-}" = -skipped ]; then
 	skipped=yes
 	shift
 fi
-[ "$#" -gt 0 ] || set -- simple_protocol exec cache_describe describe_exec role schema later pgbouncer
+[ "$#" -gt 0 ] || set -- simple_protocol exec cache_describe describe_exec role schema later pgbouncer pairs
 if [ -z "${ONCEQ_TEST_IMAGE:-}" ]; then
 	ONCEQ_TEST_PGBIN=$(scripts/postgres.sh)
 	export ONCEQ_TEST_PGBIN
@@ -79,6 +80,11 @@ for mode; do
 		path=$(scripts/pgbouncer.sh)
 		[ -n "$path" ] || { echo "no pgbouncer" >&2; exit 1; }
 		run "$mode" "$pgbouncer" ONCEQ_TEST_VIA_PGBOUNCER="$path"
+		;;
+	pairs)
+		[ -z "$skipped" ] || { echo "nothing is left out by name with pairs" >&2; continue; }
+		echo "== $mode"
+		ONCEQ_TEST_PAIRS=all go test -count=1 -timeout "${TIMEOUT:-20m}" -run EveryPair .
 		;;
 	citus)
 		[ -z "$skipped" ] || { echo "nothing is left out by name on citus" >&2; continue; }

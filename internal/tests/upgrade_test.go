@@ -91,7 +91,7 @@ func TestLater(t *testing.T) {
 }
 
 // A migration runs while the program of an earlier commit works, and then it and the present one work together. The commit is
-// the one that last changed the first migration: its code is the oldest that these tables were made for.
+// the one that last changed what the first migration does: its code is the oldest that these tables were made for.
 func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds two programs")
@@ -107,6 +107,7 @@ func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
 	ctx := t.Context()
 	sqlRun(t, db, `create table effects (seq bigint generated always as identity, kind text, job bigint, who text, live bigint)`)
 	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "pairs", "", 2))
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 2}))
 	done := func(who string) {
 		t.Helper()
 		var from int64
@@ -115,7 +116,7 @@ func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
 		eventually(t, "20 more jobs of each kind done by the "+who+" program", func() bool {
 			var kinds int
 			require.NoError(t, db.Pool.QueryRow(ctx, count, who, from).Scan(&kinds))
-			return kinds == 3
+			return kinds == 6
 		})
 	}
 	stopOlder := startProgram(t, older, db.URL, "older")
@@ -142,16 +143,21 @@ func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
 	})
 	stopPresent()
 
-	var twice, alone, pairs int
+	var twice, alone, pairs, limited int
 	require.NoError(t, db.Pool.QueryRow(ctx, `
 select (select count(*) from (select job from effects group by job having count(*) > 1) t),
-       (select max(live) from effects where kind = 'ordered'), (select max(live) from effects where kind = 'pairs')`).Scan(&twice, &alone, &pairs))
+       (select max(live) from effects where kind = 'ordered'), (select max(live) from effects where kind = 'pairs'),
+       (select max(live) from effects where kind = 'limited')`).Scan(&twice, &alone, &pairs, &limited))
 	require.Zero(t, twice, "effects that happened twice")
 	require.LessOrEqual(t, alone, 1, "live jobs of a lane in the snapshot of a handler")
 	require.LessOrEqual(t, pairs, 2)
+	require.LessOrEqual(t, limited, 2, "live jobs of a limit")
 }
 
-// treeOfBefore puts the code of the commit that last changed the first migration into a directory.
+// comment is a comment of a migration, and spaces what is left where it was.
+var comment, spaces = regexp.MustCompile(`(?m)--.*$`), regexp.MustCompile(`\s+`)
+
+// treeOfBefore puts the code of the earliest commit whose tables are the present ones into a directory. Comments do not count.
 func treeOfBefore(t *testing.T) (dir string, err error) {
 	const base = "migrations/001_onceq.sql"
 	git := func(args ...string) ([]byte, error) {
@@ -163,13 +169,9 @@ func treeOfBefore(t *testing.T) (dir string, err error) {
 		}
 		return out, err
 	}
-	commit, err := git("log", "-1", "--format=%H", "--", base)
+	commits, err := git("log", "--format=%H", "--", base)
 	if err != nil {
 		return "", err
-	}
-	id := strings.TrimSpace(string(commit))
-	if id == "" {
-		return "", errors.New("git knows no commit of the first migration")
 	}
 	shallow, err := git("rev-parse", "--is-shallow-repository")
 	if err != nil {
@@ -178,17 +180,31 @@ func treeOfBefore(t *testing.T) (dir string, err error) {
 	if strings.TrimSpace(string(shallow)) == "true" { // there git takes the last commit that it has for the one that changed everything
 		return "", errors.New("this clone is shallow; fetch its history (git fetch --unshallow)")
 	}
-	then, err := git("show", id+":"+base)
-	if err != nil {
-		return "", err
-	}
 	now, err := os.ReadFile(filepath.Join(repository(t), base))
 	if err != nil {
 		return "", err
 	}
-	if !bytes.Equal(then, now) {
+	commands := func(text []byte) string {
+		return spaces.ReplaceAllString(comment.ReplaceAllString(string(text), ""), " ")
+	}
+	id := ""
+	for _, commit := range strings.Fields(string(commits)) { // the latest first
+		then, err := git("show", commit+":"+base)
+		if err != nil {
+			return "", err
+		}
+		if commands(then) != commands(now) {
+			break
+		}
+		id = commit
+	}
+	if id == "" {
 		return "", errors.New("the first migration is changed here and not committed")
 	}
+	if _, err := git("diff", "--quiet", id, "--", "*.go", ":!*_test.go"); err == nil {
+		return "", fmt.Errorf("commit %.9s made these tables, and its code is the present one", id)
+	}
+	t.Logf("the code of before is that of commit %.9s", id)
 	archive, err := git("archive", id)
 	if err != nil {
 		return "", err

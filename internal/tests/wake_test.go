@@ -203,6 +203,50 @@ func (f *fleet) inTx(t *testing.T, then func()) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
+// Who is woken for a job, and for how long that one gets the jobs of a queue alone. All is said at one time of the server.
+func TestWake_WhoGetsTheJobsOfAWhile(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const waiter = `insert into onceq.waiter_queues values ('default', 1), ('default', 2);
+		insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, idle_until) values (1, 1, 1, 100, 7, 100, true, statement_timestamp() + interval '1 hour');`
+	woken := func(queue string, looks int, polls bool, ago string) string {
+		return fmt.Sprintf(`insert into onceq.wakes values (3, 1, '%s', %d, %t, statement_timestamp() - interval '%s');`, queue, looks, polls, ago)
+	}
+	for name, c := range map[string]struct {
+		before string
+		own    bool
+		want   string // the worker, and for how many milliseconds
+	}{
+		"nobody was woken lately":                                          {"", true, "1 for 0"},
+		"somebody was":                                                     {woken("default", 0, true, "20 ms"), true, "1 for 100"},
+		"somebody was a little earlier":                                    {woken("default", 0, true, "40 ms"), true, "1 for 0"},
+		"somebody was for another queue":                                   {woken("other", 100, true, "20 ms"), true, "1 for 0"},
+		"somebody gets them now":                                           {woken("default", 100, true, "90 ms"), true, ""},
+		"somebody gets them briefly":                                       {woken("default", 15, false, "10 ms"), true, ""},
+		"but not those of transactions":                                    {woken("default", 100, false, "90 ms"), false, "1 for 100"},
+		"those of transactions too":                                        {woken("default", 100, true, "90 ms"), false, ""},
+		"somebody got them until just now":                                 {woken("default", 100, true, "110 ms"), true, "1 for 100"},
+		"somebody got them until a while ago":                              {woken("default", 100, true, "140 ms"), true, "1 for 0"},
+		"somebody got them briefly until just now":                         {woken("default", 15, true, "20 ms"), true, "1 for 100"},
+		"the clock was set back since":                                     {woken("default", 100, true, "-1 hour"), true, "1 for 0"},
+		"a worker with other kinds waits for them":                         {woken("default", 0, true, "20 ms") + `insert into onceq.waiters (worker, serves, round, room, kinds, busy, idle_until) values (2, 2, 1, 100, 8, '{default}', statement_timestamp() + interval '1 hour');`, true, "1 for 0"},
+		"the announcement of the one with other kinds ended":               {woken("default", 0, true, "20 ms") + `insert into onceq.waiters (worker, serves, round, room, kinds, busy, idle_until) values (2, 2, 1, 100, 8, '{default}', statement_timestamp());`, true, "1 for 100"},
+		"a transaction's job, for a worker that polls at its own interval": {woken("default", 0, true, "20 ms") + `update onceq.waiters set polls = false;`, false, "1 for 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := db.Pool.Acquire(t.Context())
+			require.NoError(t, err)
+			defer conn.Release()
+			results, err := conn.Conn().PgConn().Exec(t.Context(), strings.ReplaceAll(`begin;`+waiter+c.before+fmt.Sprintf(`select onceq.wake('default', 1, 0, %t);
+				select coalesce(string_agg(worker || ' for ' || looks, ', '), '') from onceq.wakes where worker < 3;
+				rollback`, c.own), "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")).ReadAll()
+			require.NoError(t, err)
+			require.Equal(t, c.want, string(results[len(results)-2].Rows[0][0]))
+			require.Equal(t, "1", string(results[len(results)-3].Rows[0][0]), "there is somebody for the job")
+		})
+	}
+}
+
 // Handlers that take their time are spread over the workers: each job wakes another one.
 func TestWake_SlowJobsInQuickSuccessionWakeOneEach(t *testing.T) {
 	t.Parallel()

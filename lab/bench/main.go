@@ -161,6 +161,7 @@ type sizes struct {
 	lanes                       int           // most of them
 	lane, waiting               int           // jobs of one lane, and jobs that wait beside others
 	idleJobs                    int           // jobs into an idle lane
+	schedules                   int           // of which a thousand are due at one second
 	groups, members, followers  int           // groups that are drained, members of each, and groups whose followers are timed
 	asked                       []int         // members of groups whose progress is asked for
 	limited                     time.Duration // how long a rate is watched
@@ -174,7 +175,7 @@ var fullSizes = sizes{
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second, reaping: 5 * time.Minute,
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
-	queues: []int{1, 100, 1000, 5000}, lanes: 100_000, lane: 100_000, waiting: 1_000_000, idleJobs: 500, groups: 10, members: 10_000, followers: 30,
+	queues: []int{1, 100, 1000, 5000}, lanes: 100_000, lane: 100_000, waiting: 1_000_000, idleJobs: 500, schedules: 10_000, groups: 10, members: 10_000, followers: 30,
 	asked:   []int{10_000, 100_000, 1_000_000},
 	limited: 20 * time.Second,
 	rest:    65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
@@ -185,7 +186,7 @@ var quickSizes = sizes{
 	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second, reaping: 30 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
-	queues: []int{1, 100}, lanes: 4000, lane: 5000, waiting: 50_000, idleJobs: 20, groups: 4, members: 1000, followers: 4,
+	queues: []int{1, 100}, lanes: 4000, lane: 5000, waiting: 50_000, idleJobs: 20, schedules: 2000, groups: 4, members: 1000, followers: 4,
 	asked:   []int{1000, 10_000},
 	limited: 4 * time.Second,
 	rest:    2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
@@ -221,6 +222,7 @@ var tests = []test{
 	{name: "rate", title: "one limit with a rate for 8 worker processes", trials: rateTrials, counts: true, once: true},
 	{name: "fair", title: "ten jobs of one tenant behind those of another, until they are done", trials: fairTrials, once: true},
 	{name: "groups", title: "jobs of groups beside those of none, the job that waits for a group, and how a group is doing", trials: groupTrials, counts: true},
+	{name: "ticks", title: "a thousand schedules that are due at one second, one worker process", trials: ticksTrials},
 	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
 	{name: soakKeyed, title: "the same with keyed jobs and a Reaper", trials: soakKeyedTrials, once: true},
 	{name: "adapters", title: "someone else's measure: two processes, 800 jobs/s, through load, an open transaction, kills and pressure", trials: adapterTrials, once: true},
@@ -467,6 +469,12 @@ func contains(names []string, name string) bool {
 	return false
 }
 
+// versionScript is where the tests get other versions of Postgres from.
+func versionScript() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "scripts", "postgres-version.sh")
+}
+
 // binaries turns a major version into a directory, with the script that the tests use.
 func binaries(pg string) (string, error) {
 	if _, err := strconv.Atoi(pg); err != nil {
@@ -475,8 +483,7 @@ func binaries(pg string) (string, error) {
 	if found, _ := filepath.Glob("/usr/lib/postgresql/" + pg + "/bin"); len(found) == 1 {
 		return found[0], nil
 	}
-	_, file, _, _ := runtime.Caller(0)
-	cmd := exec.Command(filepath.Join(filepath.Dir(file), "..", "scripts", "postgres-version.sh"), pg)
+	cmd := exec.Command(versionScript(), pg)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	return strings.TrimSpace(string(out)), err

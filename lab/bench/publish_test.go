@@ -7,6 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+func TestVersionScript_IsThere(t *testing.T) {
+	require.FileExists(t, versionScript())
+}
+
 // What did not run this time stays, and says so: other tests as they were, and other peers of the same test without a ratio.
 func TestReport_KeepsWhatDidNotRun(t *testing.T) {
 	at := func(date, test, peer string, value float64) *result {

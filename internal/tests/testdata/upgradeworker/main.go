@@ -22,12 +22,18 @@ import (
 
 const lanes = 5
 
-// These kinds have a key that both programs ask for; one lane at a time; and a limit of two, with jobs that overtake.
+// These kinds have a key that both programs ask for; one job of a lane at a time; two of a lane, with jobs that overtake; two of a limit;
+// a group; and an event that the other program may emit.
 var kinds = []*onceq.Kind[int]{
 	{Name: "keyed", Key: func(n int) string { return fmt.Sprint(n) }},
 	{Name: "ordered", Lane: func(n int) string { return fmt.Sprint(n % lanes) }},
 	{Name: "pairs", Lane: func(n int) string { return fmt.Sprint(n % lanes) }, LaneRule: onceq.Overtake},
+	{Name: "limited", Limit: func(int) string { return "provider" }},
+	{Name: "joins"},
 }
+
+// flow waits for its event.
+var flow = onceq.Kind[string]{Name: "flow"}
 
 func main() {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -42,7 +48,8 @@ func main() {
 			return fmt.Errorf("not at the first attempt")
 		}
 		_, err := tx.Exec(ctx, `
-insert into effects (kind, job, who, live) values ($1, $2, $3, (select count(*) from onceq.jobs where lane = $4))`, l.Kind, l.ID, os.Args[2], l.Lane)
+insert into effects (kind, job, who, live) values ($1, $2, $3, (select count(*) from onceq.jobs where case when $1 = 'limited' then kind = $1 else lane = $4 end))`,
+			l.Kind, l.ID, os.Args[2], l.Lane)
 		return err
 	}
 	var handlers []onceq.Handler
@@ -50,6 +57,17 @@ insert into effects (kind, job, who, live) values ($1, $2, $3, (select count(*) 
 		k.Backoff = func(int, error) time.Duration { return 10 * time.Millisecond }
 		handlers = append(handlers, k.HandleTx(handle))
 	}
+	handlers = append(handlers, flow.Handle(func(ctx context.Context, l *onceq.Lease, key string) error {
+		if _, ok, err := onceq.Await[int](ctx, l, "flow", key, time.Hour); err != nil || !ok {
+			return err
+		}
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `insert into effects (kind, job, who, live) values ($1, $2, $3, 1)`, l.Kind, l.ID, os.Args[2]); err != nil {
+				return err
+			}
+			return l.Complete(ctx, tx)
+		})
+	}))
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: 100 * time.Millisecond})
 	check(err)
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 4}}}, handlers...)
@@ -68,7 +86,7 @@ insert into effects (kind, job, who, live) values ($1, $2, $3, (select count(*) 
 				continue
 			}
 			check(err)
-			switch n % 3 {
+			switch n % 5 {
 			case 0:
 				_, err = q.Enqueue(ctx, pool, kinds[0].Job(n))
 			case 1:
@@ -81,6 +99,15 @@ insert into effects (kind, job, who, live) values ($1, $2, $3, (select count(*) 
 					}
 					return err
 				})
+			case 3:
+				if _, err = q.EnqueueGroup(ctx, pool, []onceq.Job{kinds[1].Job(n), kinds[3].Job(n)}, kinds[4].Job(n)); err == nil {
+					_, err = q.Enqueue(ctx, pool, kinds[3].Job(n))
+				}
+			case 4:
+				key := fmt.Sprint(os.Args[2], n)
+				if _, err = q.Enqueue(ctx, pool, flow.Job(key)); err == nil {
+					_, err = q.Emit(ctx, pool, "flow", key, n)
+				}
 			}
 			if ctx.Err() == nil {
 				check(err)
