@@ -20,6 +20,7 @@ var HotStatements = map[string]string{
 	"claim any": claimAny,
 	"claim one": claimOne,
 	"look":      lookForJobs,
+	"first":     lookForFirst,
 	"find lost": findLost,
 	"extend":    extendLeases,
 	"lengthen":  lengthenLease,

@@ -149,10 +149,18 @@ func indexScansOnly(node any) error {
 			if kind != "Bitmap Heap Scan" { // as good as the index scan below it
 				return fmt.Errorf("%v of %v", kind, node["Relation Name"])
 			}
+		case "Limit":
+			if below, _ := node["Plans"].([]any); len(below) == 1 {
+				scan, _ := below[0].(map[string]any)
+				cond, _ := scan["Index Cond"].(string)
+				if scan["Index Name"] == "jobs_claim" && strings.HasPrefix(cond, "(queue > ") && scan["Filter"] == nil {
+					return nil // the first entry of the next queue
+				}
+			}
 		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = ",
 				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "lane_places_pkey": "lane = ", "lane_stops_pkey": "lane = ", "lane_calls_due": "slot = ",
-				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "lane_limits_lowered": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = ", "turns_pkey": "queue = "}[node["Index Name"]]
+				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "lane_limits_lowered": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = ", "turns_pkey": "queue = ", "queues_pkey": "queue = "}[node["Index Name"]]
 			if slices.Contains([]any{"waiters_pkey", "pauses_pkey", "job_members_untold"}, node["Index Name"]) {
 				break // as above; the third has only rows that are looked for
 			}
