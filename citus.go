@@ -106,7 +106,9 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement, args = moveApart, args[:2]
 	case writeCounts:
 		statement = countsApart
-	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
+	case discardJobs:
+		statement = discardApart
+	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
 	}
@@ -135,6 +137,10 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 
 // moveApart is moveJobs without a notification.
 var moveApart = moveJobs[:strings.Index(moveJobs, ", (select onceq.wake(")] + ", null from moved"
+
+// discardApart is discardJobs without calls of lanes, and without word to groups. There are none to hear it.
+var discardApart = discardJobs[:strings.Index(discardJobs, "call as (")] +
+	discardJobs[strings.Index(discardJobs, "stop as ("):strings.Index(discardJobs, ", (select onceq.tell(")] + ", null from gone"
 
 // countsApart is writeCounts with the insert outside.
 var countsApart = `

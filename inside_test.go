@@ -769,6 +769,7 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	for range 2 {
 		enqueue(db.Pool, with(3, "three"))
 	}
+	enqueue(db.Pool, with(3, "never"))
 	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 		enqueue(tx, with(4, "four"))
 		return nil
@@ -879,6 +880,13 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	say("redriven: %s, %v", state, err)
 	err = q.Discard(ctx, db.Pool, cancelled)
 	say("discarded: %v", err)
+	for range 2 { // with its key and its effect
+		err = q.Discard(ctx, db.Pool, dead["never"])
+		say("discarded: %t, %t", err == nil, errors.Is(err, onceq.ErrNotFound))
+	}
+	effects, err := q.Effects(ctx, db.Pool, dead["never"])
+	say("%d effects, %v", len(effects), err)
+	enqueue(db.Pool, with(3, "never"))
 	later.Key = "moved"
 	moved, err := q.Move(ctx, db.Pool, enqueue(db.Pool, later), "other")
 	say("moved: %t, %v", moved, err)
