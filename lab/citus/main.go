@@ -5,7 +5,7 @@
 //	go run . [-for 20s] URL
 //
 // Producers insert a row and enqueue a job for it in one transaction, half of the jobs with a key. A worker for each schema
-// changes the row in the transaction of the handler. All of it goes over one pool.
+// changes the row in the transaction of the handler. At the end a job of each schema is discarded. All of it goes over one pool.
 package main
 
 import (
@@ -206,6 +206,9 @@ func load(ctx context.Context, pool *pgxpool.Pool, n int, length time.Duration) 
 	select {
 	case err = <-failed:
 	case <-time.After(time.Until(end)):
+		for _, q := range queues {
+			err = errors.Join(err, discard(ctx, pool, q, kind.Job(order{})))
+		}
 	}
 	time.AfterFunc(time.Second, stop) // the producers' last transactions
 	running.Wait()
@@ -214,6 +217,21 @@ func load(ctx context.Context, pool *pgxpool.Pool, n int, length time.Duration) 
 		err = errors.Join(err, e)
 	}
 	return err
+}
+
+// discard enqueues a job with a key, cancels it and discards it, in one transaction.
+func discard(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, job onceq.Job) error {
+	job.Key = "discarded"
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		r, err := q.Enqueue(ctx, tx, job)
+		if err == nil {
+			_, err = q.Cancel(ctx, tx, r.ID)
+		}
+		if err == nil {
+			err = q.Discard(ctx, tx, r.ID)
+		}
+		return err
+	})
 }
 
 // remote counts what Citus sends to the nodes, of which it tells the client.
