@@ -341,6 +341,8 @@ type Pending struct {
 // After or Replace, which take more than one step.
 //
 // A key that is taken does not stop the batch: if the batch ends with a commit, you learn of a mismatch only after it.
+//
+// A batch cannot ask what the server is. On one with Citus it fails unless Queue.Check was called before.
 func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	e, err := job.encode()
 	if err != nil {
