@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,9 +45,12 @@ type arena struct {
 // is used.
 const diskSize = 8 << 30
 
+// maxConnections is enough for all processes, also while the crowd is there.
+const maxConnections = 220
+
 func (a *arena) options() pgserver.Options {
 	return pgserver.Options{Own: true, Durable: true, Settings: map[string]string{
-		"max_connections": "130",
+		"max_connections": strconv.Itoa(maxConnections),
 		// During a run, the server must notice that its standby is gone, and the standby that the server is gone.
 		"wal_sender_timeout": "5s", "wal_receiver_timeout": "5s", "wal_retrieve_retry_interval": "200ms",
 	}}

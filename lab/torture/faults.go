@@ -16,7 +16,7 @@ import (
 )
 
 // These are the faults. Those of processes and connections happen side by side, on different processes. Those of the server
-// happen one after the other.
+// happen one after the other, and so do the waves of the crowd.
 const (
 	faultKill   = "SIGKILL"
 	faultFreeze = "SIGSTOP past the lease"
@@ -24,6 +24,8 @@ const (
 	faultDelay  = "network delay"
 	faultHalf   = "half-open connections"
 	faultReset  = "connection resets"
+
+	faultChurn = "churn of workers"
 
 	faultTerminate   = "pg_terminate_backend"
 	faultRestart     = "immediate stop and restart"
@@ -40,6 +42,7 @@ const (
 
 var (
 	processFaults = []string{faultKill, faultFreeze, faultCut, faultDelay, faultHalf, faultReset}
+	crowdFaults   = []string{faultChurn}
 	serverFaults  = []string{faultTerminate, faultRestart, faultFailover, faultBouncer, faultSnapshot, faultLock, faultConnections,
 		faultTimeouts, faultDisk, faultReadOnly, faultSetBack}
 )
@@ -84,6 +87,7 @@ func (f fault) seconds(from, to float64) time.Duration {
 type chaos struct {
 	arena   *arena
 	slots   []*slot // processes that faults may hit
+	crowd   crowd   // those that come and go
 	proxies map[string]*toxiproxy.Proxy
 	tables  []string                                                 // tables to lock
 	setBack func(ctx context.Context, conn *pgx.Conn, f fault) error // nil if the system has no sequence of its own
@@ -268,7 +272,7 @@ func (c *chaos) serverFault(ctx context.Context, f fault) error {
 // fill takes all connections that the server has, several at once, because others want them too. It returns them, and the
 // server's refusal.
 func (c *chaos) fill(ctx context.Context, taken []*pgx.Conn) ([]*pgx.Conn, error) {
-	const most = 200
+	const most = 2 * maxConnections
 	var mu sync.Mutex
 	var full error
 	var all sync.WaitGroup

@@ -11,25 +11,31 @@ import (
 	"time"
 )
 
-// slot is a place for a process, which is started again whenever it ends.
-type slot struct {
+// place is what a process is told about itself, and the program that it runs.
+type place struct {
 	child
 	exe string
 	env []string
+}
+
+// slot keeps a process at a place: it is started again whenever it ends.
+type slot struct {
+	place
 
 	mu      sync.Mutex // guards the rest
 	cmd     *exec.Cmd
 	stdin   io.Closer
 	closing bool
 	faulty  bool // a fault is being done to it, or to its connection
+	starts  int  // of the process
 	fallen  int  // ends that no fault caused
 	panics  int  // ends by a panic
 	killed  bool
 	gone    chan struct{} // closed when the slot is empty for good
 }
 
-func startSlot(c child, exe string, env ...string) (*slot, error) {
-	s := &slot{child: c, exe: exe, env: env, gone: make(chan struct{})}
+func startSlot(p place) (*slot, error) {
+	s := &slot{place: p, gone: make(chan struct{})}
 	if err := s.spawn(); err != nil {
 		return nil, err
 	}
@@ -56,6 +62,7 @@ func (s *slot) spawn() error {
 		return err
 	}
 	s.cmd, s.killed = cmd, false
+	s.starts++
 	return nil
 }
 
@@ -105,6 +112,19 @@ func (s *slot) stop(patience time.Duration) {
 	_ = s.stdin.Close()
 	_ = s.cmd.Process.Signal(syscall.SIGCONT)
 	s.mu.Unlock()
+	s.await(patience)
+}
+
+// end ends the process for good by a signal, and kills it if it takes too long.
+func (s *slot) end(sig syscall.Signal, patience time.Duration) {
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	s.signal(sig)
+	s.await(patience)
+}
+
+func (s *slot) await(patience time.Duration) {
 	select {
 	case <-s.gone:
 	case <-time.After(patience):

@@ -5,8 +5,8 @@
 //	go run . [-duration 3m] [-seed n] [-systems onceq,river]
 //
 // Where to look: work.go says what the jobs are. producer.go, onceq.go, river.go and request.go are the processes, and
-// provider.go is the outside world. arena.go has servers and proxies, and faults.go what happens to them. check.go and
-// check_requests.go are the checker.
+// provider.go is the outside world. arena.go has servers and proxies, faults.go what happens to them, and crowd.go the
+// workers that come and go. check.go and check_requests.go are the checker.
 package main
 
 import (
@@ -41,6 +41,7 @@ type config struct {
 	Producers  int
 	Requesters int
 	Frail      int
+	Crowd      int
 	Clocks     bool
 	Freeze     time.Duration // the longest freeze
 	Broken     string
@@ -79,6 +80,7 @@ func main() {
 	flag.IntVar(&c.Producers, "producers", 4, "producer processes")
 	flag.IntVar(&c.Requesters, "requesters", 3, "processes that answer requests; onceq only")
 	flag.IntVar(&c.Frail, "frail", 2, "worker processes that jobs end; onceq only")
+	flag.IntVar(&c.Crowd, "crowd", 12, "further worker processes, which come and go together")
 	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are a day wrong")
 	flag.DurationVar(&c.Freeze, "freeze", 4*lease, "the longest time for which a process is frozen")
 	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token, key, lane, limit, event, await, tell, follow or tick; the checker must notice")
@@ -167,6 +169,8 @@ type report struct {
 	events                  map[string]int
 	errors                  map[string]int // errors that producers met, by SQLSTATE
 	resolved, fallen        int
+	started                 int // processes, those of the crowd too
+	crowd                   crowd
 	redriven                int // jobs with a lane
 	notes                   []string
 }
@@ -240,7 +244,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	}
 
 	// Start the processes. Each has a network of its own for faults to hit.
-	provider, err := startSlot(child{Role: "provider", Slot: "provider", Dir: dir, Seed: c.Seed}, exe)
+	provider, err := startSlot(place{child: child{Role: "provider", Slot: "provider", Dir: dir, Seed: c.Seed}, exe: exe})
 	if err != nil {
 		return nil, err
 	}
@@ -272,29 +276,36 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		stopping.Wait()
 	}
 	defer func() { stopAll(0) }()
+	placeOf := func(role string, i int) (place, error) {
+		s := child{
+			Role: role, Slot: fmt.Sprint(role, "-", i+1), System: c.System, Provider: address, Dir: dir, Seed: c.Seed,
+			Began: began.Unix(), Forms: c.Forms, Verbose: c.Verbose, Broken: c.Broken, Timeouts: i == 2,
+		}
+		proxy, url, err := a.proxy(s.Slot)
+		if err != nil {
+			return place{}, err
+		}
+		s.URL, ch.proxies[s.Slot] = url, proxy
+		if i == 1 && a.bouncer != nil { // faults of its network are faults of PgBouncer's
+			s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url, true, bouncerProxy
+		}
+		p := place{child: s, exe: exe}
+		if skew := skewOf(i); skewed != "" && skew != 0 {
+			p.exe, p.env = skewed, []string{fmt.Sprintf("%s=%.0f", skewEnv, skew.Seconds())}
+		}
+		return p, nil
+	}
 	start := func(role string, n int) error {
 		for i := range n {
-			s := child{
-				Role: role, Slot: fmt.Sprint(role, "-", i+1), System: c.System, Provider: address, Dir: dir, Seed: c.Seed,
-				Began: began.Unix(), Forms: c.Forms, Verbose: c.Verbose, Broken: c.Broken, Timeouts: i == 2,
-			}
-			proxy, url, err := a.proxy(s.Slot)
+			p, err := placeOf(role, i)
 			if err != nil {
 				return err
 			}
-			s.URL, ch.proxies[s.Slot] = url, proxy
-			if i == 1 && a.bouncer != nil { // faults of its network are faults of PgBouncer's
-				s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url, true, bouncerProxy
-			}
-			program, env := exe, []string{}
-			if skew := skewOf(i); skewed != "" && skew != 0 {
-				program, env = skewed, []string{fmt.Sprintf("%s=%.0f", skewEnv, skew.Seconds())}
-			}
-			p, err := startSlot(s, program, env...)
+			s, err := startSlot(p)
 			if err != nil {
 				return err
 			}
-			ch.slots = append(ch.slots, p)
+			ch.slots = append(ch.slots, s)
 		}
 		return nil
 	}
@@ -302,6 +313,13 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if len(of) > 0 || c.System == "onceq" && slices.Contains(c.Forms, formTick) {
 		if err := start("worker", c.Workers); err != nil {
 			return nil, err
+		}
+		for i := range c.Crowd {
+			p, err := placeOf(roleCrowd, i)
+			if err != nil {
+				return nil, err
+			}
+			ch.crowd.places = append(ch.crowd.places, p)
 		}
 	}
 	if len(of) > 0 {
@@ -355,6 +373,9 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if kinds := chosen(serverFaults, c.Only); len(kinds) > 0 {
 		lanes.Go(func() { ch.server(faulty, newLane(c.Seed, 2, kinds, 3*time.Second)) })
 	}
+	if kinds := chosen(crowdFaults, c.Only); len(kinds) > 0 && len(ch.crowd.places) > 0 {
+		lanes.Go(func() { ch.churn(faulty, newLane(c.Seed, 3, kinds, 3*time.Second)) })
+	}
 	<-faulty.Done()
 	end()
 	lanes.Wait()
@@ -406,7 +427,10 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err != nil {
 		return nil, err
 	}
+	r.crowd, h.Panics = ch.crowd, ch.crowd.panics
+	r.started = r.crowd.started
 	for _, s := range ch.slots {
+		r.started += s.starts
 		r.fallen += s.fallen
 		for range s.panics {
 			h.Panics = append(h.Panics, s.Slot)

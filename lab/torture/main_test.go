@@ -20,11 +20,6 @@ func TestMain(m *testing.M) {
 // broken tortures a library that is used wrongly until the checker notices, if necessary with several seeds.
 func broken(t *testing.T, mistake, form string, want ...string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
-	t.Parallel()
-	var found map[string][]string
 	c := config{
 		System: "onceq", Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3, Requesters: 3,
 		Freeze: 4 * lease, Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
@@ -32,6 +27,17 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 	if mistake == brokenToken && form == formOwn { // others must have taken the jobs over before the process goes on
 		c.Duration, c.Freeze, c.Only = 30*time.Second, 10*lease, []string{faultFreeze}
 	}
+	findsIn(t, c, want...)
+}
+
+// findsIn tortures until the checker has found violations of all the sorts that it should.
+func findsIn(t *testing.T, c config, want ...string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	t.Parallel()
+	var found map[string][]string
 	for seed := range uint64(10) {
 		c.Seed = seed
 		r, err := run(t.Context(), c)
@@ -106,6 +112,34 @@ func TestTorture_FindsATickThatIsFiredTwice(t *testing.T) {
 
 func TestTorture_FindsARequestsDownstreamKeyThatChanges(t *testing.T) {
 	broken(t, brokenKey, formDoAgain, vCallKey)
+}
+
+// The jobs of workers that come and go are checked as all others. Nobody else ends, so the calls that go out again are of jobs
+// that one of them had.
+func TestTorture_FindsADownstreamKeyThatChangesWhereWorkersComeAndGo(t *testing.T) {
+	findsIn(t, config{
+		System: "onceq", Duration: 20 * time.Second, Drain: time.Minute, Workers: 1, Producers: 3, Crowd: 12,
+		Forms: []string{formAgain, formTick}, Broken: brokenKey, Only: []string{faultChurn},
+	}, vCallKey)
+}
+
+// Some of a wave stop by SIGTERM, and the others are killed. No job is lost.
+func TestTorture_WorkersComeAndGo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	t.Parallel()
+	r, err := run(t.Context(), config{
+		System: "onceq", Seed: 1, Duration: 15 * time.Second, Drain: time.Minute, Workers: 2, Producers: 3, Crowd: 12,
+		Forms: []string{formTx, formOwn, formTick}, Only: []string{faultChurn},
+	})
+	require.NoError(t, err)
+	require.Empty(t, r.verdict.Violations)
+	require.NotZero(t, r.verdict.Ends["completed"])
+	require.NotZero(t, r.crowd.stopped)
+	require.NotZero(t, r.crowd.killed)
+	require.Equal(t, r.crowd.started, r.crowd.stopped+r.crowd.killed+r.crowd.fallen)
+	require.GreaterOrEqual(t, r.crowd.started, 12*r.faults[faultChurn])
 }
 
 // A run in which nothing happened has no violations either.

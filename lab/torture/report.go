@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 )
@@ -93,7 +94,10 @@ func printReports(out io.Writer, c config, reports []*report) {
 		}
 		return strings.Join(all, ", ")
 	})
-	for _, kind := range append(append([]string{}, processFaults...), serverFaults...) {
+	row("processes started, of them in the crowd; of these stopped by SIGTERM, killed, ended by themselves", func(r *report) string {
+		return fmt.Sprintf("%d, %d; %d, %d, %d", r.started, r.crowd.started, r.crowd.stopped, r.crowd.killed, r.crowd.fallen)
+	})
+	for _, kind := range slices.Concat(processFaults, crowdFaults, serverFaults) {
 		row("fault: "+kind, func(r *report) string {
 			if n := r.failed[kind]; n > 0 {
 				return fmt.Sprintf("%d (%d not done)", r.faults[kind], n)

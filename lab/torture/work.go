@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -212,7 +214,7 @@ func systemOf(name string) (system, error) {
 
 // child is what a process is told about its place.
 type child struct {
-	Role     string // worker, frail, producer, requester or provider
+	Role     string // worker, crowd, frail, producer, requester or provider
 	Slot     string // its name, the same after a restart
 	System   string
 	URL      string // of the database, through proxies
@@ -229,12 +231,13 @@ type child struct {
 
 const (
 	childEnv  = "ONCEQ_TORTURE"
+	roleCrowd = "crowd" // a worker process that comes and goes with others
 	roleFrail = "frail" // a worker process that jobs end
 	poisoned  = 77      // the exit code after formPoison
 	panicked  = 2       // Go's exit code after a panic
 )
 
-// runChild is the life of every process but the main one. It ends when its standard input ends.
+// runChild is the life of every process but the main one. It ends when its standard input ends, or by SIGTERM.
 func runChild(raw string) (err error) {
 	var c child
 	if err := json.Unmarshal([]byte(raw), &c); err != nil {
@@ -245,7 +248,7 @@ func runChild(raw string) (err error) {
 			fmt.Fprintf(os.Stderr, "%s ends: %v\n", c.Slot, err)
 		}
 	}()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
 	go func() {
 		_, _ = bufio.NewReader(os.Stdin).ReadString(0)
