@@ -344,7 +344,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	faulty, end := context.WithTimeout(ctx, c.Duration)
 	defer end()
 	// Somebody attends to lanes and schedules, through a proxy that leads to the server after a failover too.
-	attended := make(chan error, 1)
+	attended, redriven := make(chan error, 1), 0
 	attending, leave := context.WithCancel(ctx)
 	defer leave()
 	if c.System == "onceq" {
@@ -359,7 +359,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		defer people.Close()
 		go func() {
 			var err error
-			r.redriven, err = attend(attending, faulty, people)
+			redriven, err = attend(attending, faulty, people)
 			attended <- err
 		}()
 	} else {
@@ -421,6 +421,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err := <-attended; err != nil {
 		return nil, fmt.Errorf("attending to lanes and schedules: %w", err)
 	}
+	r.redriven = redriven
 	say("the work is done")
 	stopAll(10 * time.Second)
 	h, err := collect(ctx, dir, sys, pool)
