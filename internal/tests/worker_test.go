@@ -819,7 +819,8 @@ func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	var asked atomic.Int64 // while it is full
 	cfg := db.Pool.Config()
 	cfg.ConnConfig.Tracer = askHook{func(full bool) {
-		sqlRun(t, db, `update onceq.queues set rescanned_at = clock_timestamp() + interval '900 milliseconds'`) // it is always others' turn
+		now := sqlOne[time.Time](t, db, `select clock_timestamp()`)
+		sqlRun(t, db, `update onceq.queues set rescanned_at = $1::timestamptz + interval '900 milliseconds'`, now) // it is always others' turn
 		switch {
 		case !full:
 		case asked.Add(1) == 1:
