@@ -799,6 +799,7 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 
 	// Handlers that succeed, fail, and end for good, with and without a transaction, with an effect.
 	dead := map[string]int64{}
+	var mu sync.Mutex
 	handler := func(ctx context.Context, l *onceq.Lease, n int) error {
 		if l.Key != "" {
 			paid, err := onceq.Once(ctx, l, "pay", func(context.Context, string) (string, error) { return "paid", nil })
@@ -811,6 +812,8 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 		}
 		switch {
 		case n == 3:
+			mu.Lock()
+			defer mu.Unlock()
 			dead[l.Key] = l.ID
 			return onceq.Fatal(errors.New("never"))
 		case n%2 == 0 && l.Attempt == 1:

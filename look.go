@@ -267,15 +267,16 @@ func (c *claimer) lookInterval() time.Duration {
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
 	case c.listens():
-		least, page := pollListening, c.looks.page(true)
+		each, page := pollListening, c.looks.page(true)
 		if c.looksAtFirst() {
-			least, page = lookFirstEvery, c.looks.page(false)
+			each, page = lookFirstEvery, c.looks.page(false)
 		}
+		least := each
 		if c.listener.leavesNow() {
 			least = pollLeaving
 		}
 		statements := (len(c.feeds) + page - 1) / page
-		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
+		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*each)))
 	}
 	return max(pollUnheard, min(lookLongest, lookRest*took))
 }
