@@ -398,7 +398,7 @@ func (c *claimer) lookAtFirst(ctx context.Context, began time.Time) {
 	switch {
 	case c.listener.leavesNow():
 		every = pollLeaving
-	case !c.listens():
+	case c.announcement.lively, !c.listens(): // other statements are many more
 		every = rescanEvery
 	}
 	every = max(every, c.w.poll)
