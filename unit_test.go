@@ -1483,8 +1483,11 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	c.q.citus.Store(citusYes) // there it asks in each queue whether any job is due, which takes twice as long
 	require.False(t, c.looksAtFirst())
 	require.Equal(t, 6*pollListening, c.lookInterval())
-	c.feeds = c.feeds[:500]
 	c.q.citus.Store(0)
+	c.looks.first.at = time.Now()
+	c.feeds = c.feeds[:501]
+	require.True(t, c.looksAtFirst())
+	c.feeds = c.feeds[:500]
 	require.False(t, c.looksAtFirst())
 }
 
