@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -142,7 +144,9 @@ func (q *Queue) hasEvents(ctx context.Context, db DB) error {
 // asked, and runs again only as its own outcome says.
 //
 // The answer is recorded, and every later run of the job gets the same one, also after a crash or a redrive, and even if
-// the event is emitted after the time-out was answered. After Reschedule the job waits anew.
+// the event is emitted after the time-out was answered. After Reschedule the job waits anew. So a second Await for the same event in
+// one run, after a time-out, as in a loop that reminds somebody each day, would not wait; it is refused with ErrNameUsed. That holds
+// after a timeout of 0, too: ask with Queue.Event before you wait.
 //
 // Each time that the job runs again is one of the about a million claims that it has: see Snooze.
 //
@@ -185,7 +189,7 @@ func Sleep(ctx context.Context, l *Lease, name string, d time.Duration) error {
 	case err != nil:
 		return err
 	case state.left > 0:
-		return &retryAfter{d: state.left, wait: &waitFor{key: name}}
+		return l.stopAt(waitFor{key: name}, state.left)
 	}
 	over = true
 	return nil
@@ -202,22 +206,55 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 		switch {
 		case err != nil:
 			return "", false, err
-		case a.state != awaitOpen:
-			return a.payload, a.state == awaitCame, nil
+		case a.state == awaitCame:
+			return a.payload, true, nil
+		case a.state == awaitTimedOut:
+			return "", false, l.timedOut(w)
 		case a.left > 0:
-			return "", false, &retryAfter{d: a.left, wait: &w}
+			return "", false, l.stopAt(w, a.left)
 		}
 		switch decided, err := l.timeOut(ctx, w); {
 		case err != nil:
 			return "", false, err
 		case decided:
-			return "", false, nil
+			return "", false, l.timedOut(w)
 		}
 		if a, err = l.readAwait(ctx, w); err == nil && a != nil && a.state == awaitOpen {
 			return "", false, Snooze(emitPause) // the event is just being emitted
 		}
 	}
 	return "", false, fmt.Errorf("%w (event %q in scope %q)", ErrKeyUnsettled, key, scope)
+}
+
+// stopAt returns the error that the handler must return until what it waits for has come, and records it for goesOn.
+func (l *Lease) stopAt(w waitFor, left time.Duration) error {
+	l.q.effects.Lock()
+	l.waits = effectRun{atomic.LoadUint32(&l.calls), w.String()}
+	l.q.effects.Unlock()
+	return &retryAfter{d: left, wait: &w}
+}
+
+// goesOn warns of a handler that has returned no error although an Await or a Sleep had returned one in this run.
+func (l *Lease) goesOn() {
+	l.q.effects.Lock()
+	waits := l.waits
+	l.q.effects.Unlock()
+	if waits.name != "" && waits.run == atomic.LoadUint32(&l.calls) {
+		l.q.log.Warn("onceq: a handler was to wait, and returned no error, so its job does not wait: return the error of Await and Sleep, as it is or wrapped with %w",
+			slog.String("kind", l.Kind), slog.Int64("job", l.ID), slog.String("waits_for", waits.name))
+	}
+}
+
+// timedOut records that this run has heard that the event did not come in time. That stays so, and so the next Await for it, usually
+// in a loop, would not wait: it is refused.
+func (l *Lease) timedOut(w waitFor) error {
+	leave, err := l.use("await\x00"+w.scope+"\x00"+w.key, w.key)
+	if err != nil {
+		return fmt.Errorf("%w: the time-out of %s was answered in this run, and that answer stays, so this call would not wait; "+
+			"wait for an event of another key, or Sleep and ask with Queue.Event", ErrNameUsed, w)
+	}
+	leave(true)
+	return nil
 }
 
 // awaited is a row of job_awaits.

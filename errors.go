@@ -31,7 +31,7 @@ var (
 	// or row security hides its row from this role.
 	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
 
-	// ErrNameUsed: Once or Sleep was called twice with the same name in one run, and the second call did nothing.
+	// ErrNameUsed: Once or Sleep was called twice with the same name in one run, or Await again after its time-out, and the second call did nothing.
 	ErrNameUsed = errors.New("onceq: name used twice in one run")
 
 	// ErrDuplicate matches every *DuplicateError.

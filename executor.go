@@ -302,6 +302,9 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 	}
 	defer ctx.cancel(nil)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
+	if err == nil {
+		t.lease.goesOn()
+	}
 	// The handler must not run again if the error comes from elsewhere and the job is completed.
 	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil {
 		ctx.cancel(nil)
@@ -519,6 +522,11 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(lease.began)}
 	}
 	again := reschedules(err)
+	if err == nil {
+		for _, lease := range leases {
+			lease.goesOn()
+		}
+	}
 	if err == nil || again {
 		if unfit := tx.Unfit(); unfit != nil {
 			err, again = unfit, false

@@ -71,6 +71,7 @@ type Lease struct {
 	timeout time.Duration // of the kind, in a worker; 0 for none
 
 	calls   uint32             // atomic; how often the handler was called. For Once each call is a run of its own
+	waits   effectRun          // guarded by Queue.effects: what an Await or a Sleep of this run returned an error for
 	effects map[effectRun]bool // guarded by Queue.effects: true when done, false while under way
 }
 
