@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -34,7 +35,7 @@ const (
 	CauseFull        Cause = "workers_full" // Running, Slots
 	CauseBehind      Cause = "behind"       // other due jobs come first: Before
 	CauseSnapshot    Cause = "snapshot"     // an old transaction makes claims slow
-	CauseReady       Cause = "ready"        // nothing is in its way
+	CauseReady       Cause = "ready"        // nothing is in its way, as far as the tables say. Running: jobs of other queues, which may have the connections
 	CauseRunning     Cause = "running"      // Worker, Session, Since, Beat, Until
 	CauseHeld        Cause = "held"         // Effects, Since
 	CauseDead        Cause = "dead"         // Since
@@ -50,7 +51,7 @@ type Reason struct {
 	Advice string `json:"advice,omitzero"` // what to do; empty for nothing
 
 	Since   time.Time    `json:"since,omitzero"`
-	Until   time.Time    `json:"until,omitzero"`
+	Until   time.Time    `json:"until,omitzero"`   // of the slot of a limit it is the earliest if Before is StatsCap
 	Beat    time.Time    `json:"beat,omitzero"`    // when the lease was last extended, or given
 	Worker  *WorkerInfo  `json:"worker,omitzero"`  // nil for a process that leaves no row: a loop around Queue.Claim, a short Drain
 	Session int          `json:"session,omitzero"` // the server process (pid) whose transaction has the row locked
@@ -107,7 +108,8 @@ func (e Explanation) String() string {
 // that say what to do. It reads, and locks nothing. An id that no job has is CauseUnknown and no error.
 //
 // What it says of the jobs before one, in its lane, its limit or its group, is of one moment. It knows of workers by their rows
-// (Workers), which are up to a minute old. Code that loops around Claim leaves none. On Citus it does not look for locks.
+// (Workers), which are up to a minute old: a worker that was killed counts for up to three. Code that loops around Claim leaves none. On
+// Citus it does not look for locks.
 func (q *Queue) Explain(ctx context.Context, db DB, id int64) (Explanation, error) {
 	return q.whyNot(ctx, db, id, time.Minute)
 }
@@ -166,6 +168,7 @@ type explaining struct {
 	cancelling time.Time // when somebody asked for that
 	workers    []WorkerInfo
 	pauses     []Pause
+	room       int     // the place, from 1 on, of the reason that says that its lane or limit has room; 0 for none
 	lock       *Reason // a transaction has the row of the job locked, which waits for its lane, its limit or others
 }
 
@@ -401,12 +404,67 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 		}
 	}
 	if len(e.Reasons) == 0 {
-		e.add(Reason{
+		r := Reason{
 			Cause: CauseReady, Text: "it has been due since " + stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its poll interval",
 			Advice: "if it stays, the health findings and the workers' logs say what fails",
-		})
+		}
+		if e.At.Sub(j.RunAt) >= readyLong {
+			var err error
+			if r.Running, err = x.elsewhere(ctx, able); err != nil {
+				return err
+			}
+		}
+		if r.Running > 0 {
+			r.Text = fmt.Sprintf("it has been due since %s, its queue has room, and %s %s of other queues: if its handler is transactional (HandleTx), it waits for as long as theirs hold all the connections that handlers may hold, three quarters of the pool",
+				stamp(j.RunAt), numbered(len(able), "worker for it runs", "workers for it run"), numbered(r.Running, "job", "jobs"))
+			r.Advice = "if so, give the queues of the long handlers a Concurrency, or raise the pool's MaxConns; otherwise the health findings and the workers' logs say what fails"
+		} else if late := e.At.Sub(j.RunAt).Round(time.Second); late >= readyLong {
+			latest := slices.MaxFunc(able, func(a, b WorkerInfo) int { return a.Seen.Compare(b.Seen) })
+			r.Text = fmt.Sprintf("it has been due for %s although nothing is in its way: the worker that could take it may be gone; it was seen last %s ago, and leaves its row once a minute", late, e.At.Sub(latest.Seen).Round(time.Second))
+			if len(able) > 1 {
+				r.Text = fmt.Sprintf("it has been due for %s although nothing is in its way: the %d workers that could take it may be gone; the last of them was seen %s ago, and they leave their rows once a minute", late, len(able), e.At.Sub(latest.Seen).Round(time.Second))
+			}
+		}
+		e.add(r)
 	}
 	return nil
+}
+
+// readyLong is after what time a worker has taken a job for which it has a connection.
+const readyLong = 2 * time.Second
+
+// readElsewhere counts the jobs of queues that given workers have.
+const readElsewhere = `
+select count(*)
+  from unnest($1::text[]) q (queue)
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select leased_until, holder from onceq.jobs
+        where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::int) j
+ where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])`
+
+// elsewhere counts the jobs of other queues that the workers have which may take the job.
+func (x *explaining) elsewhere(ctx context.Context, able []WorkerInfo) (running int, err error) {
+	var ids []int64
+	others := make(map[string]bool)
+	for _, w := range able {
+		ids = append(ids, w.ID>>32)
+		for queue := range w.Queues {
+			if queue != x.e.Job.Queue && len(others) < 100 {
+				others[queue] = true
+			}
+		}
+	}
+	if len(others) == 0 {
+		return 0, nil
+	}
+	args := []any{slices.Collect(maps.Keys(others)), ids, StatsCap}
+	if err := x.q.send(ctx, x.db, reading, readElsewhere, args, row(&running)); err != nil {
+		return 0, fmt.Errorf("onceq: explain: %w", err)
+	}
+	return running, nil
 }
 
 // blocked explains a job that waits for its lane, its limit or other jobs, and what is in its way after that. It returns false
@@ -444,8 +502,13 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 	if locked {
 		x.e.add(lock)
 	}
+	waits := len(x.e.Reasons)
 	x.paused()
 	x.able()
+	if room := x.room - 1; room >= 0 { // then what keeps workers from letting it in comes first
+		all := x.e.Reasons
+		x.e.Reasons = slices.Concat(all[:room], all[waits:], all[room:waits])
+	}
 	return still, nil
 }
 
@@ -646,27 +709,36 @@ func (x *explaining) able() (able []WorkerInfo, kinds []string) {
 	return able, kinds
 }
 
-// readCrowd counts the jobs of a queue that given workers have ($2, the upper halves of their ids), and those of given kinds
-// ($6) that are due and come before a job. Both are over ranges of the claims' index with a limit.
-const readCrowd = `
+// lockedRow says of a row j of jobs whose lease has run out that its holder's transaction has it locked, as that of a transactional handler
+// which runs for longer than the lease: beats cannot extend it, and nobody else can claim it. Not on Citus.
+const lockedRow = `j.leased_until <= statement_timestamp() and j.xmax = any (array(
+           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted))`
+
+// readCrowd counts the jobs of a queue that given workers have ($2, the upper halves of their ids), and those of given kinds ($6) that
+// are due and come before a job. Both are over ranges of the claims' index with a limit. On Citus it does not look for locks.
+var readCrowd, readCrowdCitus = crowdOf(lockedRow), crowdOf("false")
+
+func crowdOf(locked string) string {
+	return `
 select (select count(*)
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select leased_until, holder from onceq.jobs
+               select leased_until, holder, xmax from onceq.jobs
                 where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
                 order by run_at, id
                 limit $7::int + 1) j
-         where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])),
+         where (j.leased_until > statement_timestamp() or ` + locked + `) and j.holder >> 32 = any ($2::bigint[])),
        (select count(*)
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select from onceq.jobs
+               select from onceq.jobs j
                 where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
                   and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
-                  and (leased_until is null or leased_until <= statement_timestamp()) and kind = any ($6::text[])
+                  and (leased_until is null or leased_until <= statement_timestamp() and not (` + locked + `)) and kind = any ($6::text[])
                 order by run_at, id
                 limit $7::int) j
          where p.priority <= $3::smallint)`
+}
 
 // crowd adds that all workers are busy, that others come first, and that claims are slow.
 func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []string) error {
@@ -677,7 +749,14 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		ids, slots = append(ids, w.ID>>32), slots+w.Queues[j.Queue]
 	}
 	args := []any{j.Queue, ids, int16(j.Priority), j.RunAt, j.ID, kinds, StatsCap}
-	if err := x.q.send(ctx, x.db, reading, readCrowd, args, row(&running, &before)); err != nil {
+	statement := readCrowd
+	switch citus, err := x.q.onCitus(ctx, x.db); {
+	case err != nil:
+		return fmt.Errorf("onceq: explain: %w", err)
+	case citus:
+		statement = readCrowdCitus
+	}
+	if err := x.q.send(ctx, x.db, reading, statement, args, row(&running, &before)); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	before = min(before, StatsCap)

@@ -49,10 +49,37 @@ func (x *examination) queues(ctx context.Context) error {
 	}
 	for _, s := range x.stats {
 		if waits(s) && !heads[s.Queue].told() {
+			if s.Leased == 0 && len(x.serving(s.Queue)) > 0 {
+				n, err := x.inTransactions(ctx, s.Queue)
+				if err != nil {
+					return err
+				}
+				s.Leased, s.Retrying = n, max(0, s.Retrying-n)
+			}
 			x.waiting(s, kindPaused)
 		}
 	}
 	return nil
+}
+
+// readInTransactions counts, among the first $2 due jobs of each priority, those whose leases have run out while their handlers'
+// transactions go on.
+const readInTransactions = `
+select count(*)
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select leased_until, xmax from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $2::int) j
+ where ` + lockedRow
+
+// inTransactions counts the jobs of a queue that run, although nobody has extended their leases.
+func (x *examination) inTransactions(ctx context.Context, queue string) (n int, err error) {
+	if citus, err := x.q.onCitus(ctx, x.q.pool); err != nil || citus {
+		return 0, err
+	}
+	return n, x.each(ctx, readInTransactions, []any{queue, headSize}, func(rows pgx.Rows) error { return rows.Scan(&n) })
 }
 
 // head is what jobs finds of a queue.
@@ -107,7 +134,7 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 			none = "none of those that were looked at is running"
 		}
 		f.Detail += fmt.Sprintf(", and %s although %s", none, numbered(serving, "worker serves the queue", "workers serve the queue"))
-		if f.Advice = "have these a handler for the kinds? The explanation of a job says it"; kindPaused {
+		if f.Advice = "have these a handler for the kinds, and a connection, if that is transactional? The explanation of a job says it"; kindPaused {
 			f.Detail += "; a kind is paused"
 		} else {
 			f.Severe = true

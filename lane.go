@@ -465,7 +465,13 @@ func firstOf(ids []int64, n int) string {
 	return fmt.Sprintf("%d, which %s live", ids, either(len(ids), "is", "are"))
 }
 
-func jobsCome(n int) string { return numbered(n, "job comes", "jobs come") }
+// comeFirst says of a job that may go on how many come before it.
+func comeFirst(n int) string {
+	if n == 0 {
+		return "it is the next"
+	}
+	return atLeast(n, "job comes", "jobs come") + " before it"
+}
 
 // lane explains a job that waits for its lane.
 func (x *explaining) lane(ctx context.Context) error {
@@ -492,7 +498,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	case r.Slots == 0:
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case live >= r.Slots:
-		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, and %s", j.Lane, r.Slots, firstOf(r.Ahead, live), numbered(r.Before, "other", "others"))
+		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, and %s", j.Lane, r.Slots, firstOf(r.Ahead, live), atLeast(r.Before, "other", "others"))
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live, and gives up their order"
 		x.heldAhead(&r, &p)
 	case x.lock != nil:
@@ -507,10 +513,11 @@ func (x *explaining) lane(ctx context.Context) error {
 				return nil
 			}
 		}
-		r.Text = fmt.Sprintf("its lane %q has room, and %s before it: a worker lets them in within a poll", j.Lane, jobsCome(r.Before))
+		r.Text = fmt.Sprintf("its lane %q has room, and %s: a worker lets them in within a poll", j.Lane, comeFirst(r.Before))
 		if j.Limit != "" {
-			r.Text = fmt.Sprintf("its lane %q has room, and %s before it: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, jobsCome(r.Before), j.Limit)
+			r.Text = fmt.Sprintf("its lane %q has room, and %s: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, comeFirst(r.Before), j.Limit)
 		}
+		x.room = len(x.e.Reasons) + 1
 		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
 	}
 	x.e.add(r)

@@ -105,9 +105,6 @@ type Limit struct {
 }
 
 func (l Limit) String() string {
-	if l == (Limit{}) {
-		return "none at all"
-	}
 	var all []string
 	if l.AtOnce > 0 || l.Rate == 0 {
 		all = append(all, fmt.Sprintf("%d at once", l.AtOnce))

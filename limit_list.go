@@ -207,7 +207,7 @@ func (x *explaining) limit(ctx context.Context) error {
 		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
 		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, and %s",
-			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), numbered(r.Before, "other", "others"))
+			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), atLeast(r.Before, "other", "others"))
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
 		x.heldAhead(&r, &p)
 	case x.lock != nil:
@@ -220,10 +220,15 @@ func (x *explaining) limit(ctx context.Context) error {
 	case l.Limit.Rate > 0:
 		gap := time.Duration(float64(l.Limit.Per) / float64(l.Limit.Rate))
 		r.Until = l.NextSlot.Add(time.Duration(r.Before) * gap)
-		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s): %s before it, and its slot is at about %s",
-			j.Limit, l.Limit, numbered(r.Before, "other comes", "others come"), stamp(r.Until))
+		when := "at about"
+		if r.Before >= StatsCap {
+			when = "not before"
+		}
+		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s): %s before it, and its slot is %s %s",
+			j.Limit, l.Limit, atLeast(r.Before, "other comes", "others come"), when, stamp(r.Until))
 	default:
-		r.Text = fmt.Sprintf("its limit %q has room, and %s before it: a worker lets them in within a poll", j.Limit, jobsCome(r.Before))
+		r.Text = fmt.Sprintf("its limit %q has room, and %s: a worker lets them in within a poll", j.Limit, comeFirst(r.Before))
+		x.room = len(x.e.Reasons) + 1
 		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
 	}
 	x.e.add(r)

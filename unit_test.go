@@ -675,6 +675,8 @@ var built = map[string]string{
 	"writeCounts":             writeCounts,
 	"countsApart":             countsApart,
 	"retryJobs":               retryJobs,
+	"crowdOf":                 readCrowd,
+	"crowdOf on Citus":        readCrowdCitus,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,
 	"replaceJobs":             replaceJobs,

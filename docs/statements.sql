@@ -1540,6 +1540,48 @@ select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::
 -- explain.go: cancelAsked.read
 select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
 
+-- explain.go: crowdOf
+select (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select leased_until, holder, xmax from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $7::int + 1) j
+         where (j.leased_until > statement_timestamp() or j.leased_until <= statement_timestamp() and j.xmax = any (array(
+           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted))) and j.holder >> 32 = any ($2::bigint[])),
+       (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select from onceq.jobs j
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
+                  and (leased_until is null or leased_until <= statement_timestamp() and not (j.leased_until <= statement_timestamp() and j.xmax = any (array(
+           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted)))) and kind = any ($6::text[])
+                order by run_at, id
+                limit $7::int) j
+         where p.priority <= $3::smallint);
+
+-- explain.go: crowdOf on Citus
+select (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select leased_until, holder, xmax from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $7::int + 1) j
+         where (j.leased_until > statement_timestamp() or false) and j.holder >> 32 = any ($2::bigint[])),
+       (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select from onceq.jobs j
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
+                  and (leased_until is null or leased_until <= statement_timestamp() and not (false)) and kind = any ($6::text[])
+                order by run_at, id
+                limit $7::int) j
+         where p.priority <= $3::smallint);
+
 -- explain.go: live.read
 select holder, coalesce(ahead, false) from onceq.jobs
  where id = $1::bigint and claims = $2::int and leased_until is not distinct from $3::timestamptz;
@@ -1556,25 +1598,16 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
    and (a.xact_start <= statement_timestamp() - $2::bigint * interval '1 microsecond') is not false
  order by j.id limit 1;
 
--- explain.go: readCrowd
-select (select count(*)
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select leased_until, holder from onceq.jobs
-                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                order by run_at, id
-                limit $7::int + 1) j
-         where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])),
-       (select count(*)
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select from onceq.jobs
-                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
-                  and (leased_until is null or leased_until <= statement_timestamp()) and kind = any ($6::text[])
-                order by run_at, id
-                limit $7::int) j
-         where p.priority <= $3::smallint);
+-- explain.go: readElsewhere
+select count(*)
+  from unnest($1::text[]) q (queue)
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select leased_until, holder from onceq.jobs
+        where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::int) j
+ where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[]);
 
 -- explain.go: whyNot
 select statement_timestamp();
@@ -1736,6 +1769,17 @@ select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(
  group by n.queue, j.kind
  order by n.queue, j.kind
  limit 1000;
+
+-- findings.go: readInTransactions
+select count(*)
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select leased_until, xmax from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $2::int) j
+ where j.leased_until <= statement_timestamp() and j.xmax = any (array(
+           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted));
 
 -- findings.go: readUnset
 with recursive line (lane, k) as (

@@ -43,6 +43,57 @@ func workerRow(t *testing.T, db *queuetest.DB, id int64, queues, kinds, seenAgo 
 values ($1::bigint << 32, 30000000, now() - interval '1 day', now() - $4::text::interval, 7, 1, 'web1', 'v1', $2::text::jsonb, string_to_array($3::text, ','))`, id, queues, kinds, seenAgo)
 }
 
+// Where a lane or a limit has room, what keeps workers from letting the job in comes first.
+func TestExplain_RoomComesLast(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	for _, job := range []onceq.Job{{Lane: "a", Payload: 1}, {Limit: "l", Payload: 1}} {
+		cause := onceq.CauseLane
+		if job.Limit != "" {
+			cause = onceq.CauseLimit
+		}
+		id := add(t, db, job)
+		r := explained(t, db, id, onceq.CauseNoWorker, cause)
+		require.Contains(t, r[1].Text, "has room, and it is the next: a worker lets them in within a poll")
+		require.NoError(t, q.PauseKind(ctx, db.Pool, "k", ""))
+		explained(t, db, id, onceq.CauseKindPaused, onceq.CauseNoWorker, cause)
+		_, err := q.ResumeKind(ctx, db.Pool, "k")
+		require.NoError(t, err)
+		job.Delay = time.Hour
+		explained(t, db, add(t, db, job), onceq.CauseScheduled, onceq.CauseNoWorker, cause)
+	}
+}
+
+// Counting stops, and the answer says so.
+func TestExplain_MoreThanItCounts(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "l", onceq.Limit{Rate: 1, Per: time.Minute, Burst: 1}))
+	jobs := make([]onceq.Job, onceq.StatsCap+10)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Limit: "l", Payload: i}
+	}
+	all, err := q.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	require.Contains(t, explained(t, db, all[len(all)-1].ID, onceq.CauseLimit, onceq.CauseNoWorker)[0].Text, "1000 or more others come before it, and its slot is not before ")
+	require.Contains(t, explained(t, db, all[10].ID, onceq.CauseLimit, onceq.CauseNoWorker)[0].Text, "10 others come before it, and its slot is at about ")
+}
+
+// A worker that was killed counts for three minutes, so after some polls the answer does not say that one takes the job soon.
+func TestExplain_WorkersThatMayBeGone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{Payload: 1})
+	workerRow(t, db, 1, `{"default": 1}`, "k", "85 s")
+	require.Contains(t, explained(t, db, id, onceq.CauseReady)[0].Text, "a worker takes it within its poll interval")
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 minute'`)
+	require.Regexp(t, `^it has been due for 1m\ds although nothing is in its way: the worker that could take it may be gone; it was seen last 1m2\ds ago, and`, explained(t, db, id, onceq.CauseReady)[0].Text)
+	workerRow(t, db, 2, `{"default": 1}`, "k", "70 s")
+	require.Regexp(t, `: the 2 workers that could take it may be gone; the last of them was seen 1m1\ds ago, and`, explained(t, db, id, onceq.CauseReady)[0].Text)
+}
+
 func TestExplain_WaitsForItsTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -497,7 +548,7 @@ func TestExplain_BlockedNamesWhatComesAfter(t *testing.T) {
 		t.Helper()
 		explained(t, db, limited, append([]onceq.Cause{onceq.CauseLimit}, then...)...)
 		explained(t, db, delayed, append([]onceq.Cause{onceq.CauseScheduled, onceq.CauseLimit}, then...)...)
-		explained(t, db, laned, append([]onceq.Cause{onceq.CauseLane}, then...)...)
+		explained(t, db, laned, append(slices.Clone(then), onceq.CauseLane)...)
 		explained(t, db, shut, append([]onceq.Cause{onceq.CauseLane}, then...)...)
 		explained(t, db, after, append([]onceq.Cause{onceq.CauseAfter}, then...)...)
 		explained(t, db, both, append([]onceq.Cause{onceq.CauseLane, onceq.CauseLimit}, then...)...)
