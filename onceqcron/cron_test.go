@@ -57,10 +57,12 @@ func scheduler(t *testing.T, db *queuetest.DB, cfg onceqcron.Config, schedules .
 	return s
 }
 
-// overdue makes a schedule's next tick, and the job that ticks, due at a time.
+// overdue makes a schedule's next tick, and the job that ticks, due at a time. A pause has begun before that.
 func overdue(t *testing.T, db *queuetest.DB, name string, at time.Time) {
 	t.Helper()
-	_, err := db.Pool.Exec(t.Context(), `update onceq.schedules set next_at = $2 where name = $1`, name, at)
+	_, err := db.Pool.Exec(t.Context(), `
+update onceq.schedules set next_at = $2, paused_at = case when paused_at is not null then least(paused_at, $2::timestamptz - interval '1 second') end
+ where name = $1`, name, at)
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = $2 where key = $1`, name, at)
 	require.NoError(t, err)
@@ -193,6 +195,11 @@ func TestMissed(t *testing.T) {
 			require.True(t, list[0].Next.Equal(ticks[5]))
 			found, err := s.Health(t.Context(), nil)
 			require.NoError(t, err)
+			if strings.HasSuffix(c.name, "three") {
+				require.Len(t, found, 1)
+				require.Contains(t, found[0].Detail, `2 ticks of schedule "n" did not happen`)
+				return
+			}
 			if c.fires != nil {
 				require.Empty(t, found, "the latest one has run")
 				return

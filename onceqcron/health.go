@@ -2,6 +2,7 @@ package onceqcron
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -13,14 +14,15 @@ import (
 
 // Health says which schedules need somebody: those that are late ("late"), with the reason if that is a row that cannot be read, that
 // have been paused for over an hour ("paused"), and those of which ticks of the last day did not happen ("missed"): no worker fired
-// them, unless the latest of these ran for all, as Latest and All have it; or their jobs were refused. Of each ledger it reads the
+// them, unless a rule is Latest and the latest of them ran for all; or their jobs were refused. Of each ledger it reads the
 // latest 2,000 lines at most. db may be nil.
 func (s *Scheduler) Health(ctx context.Context, db onceq.DB) ([]Finding, error) {
 	const read = `
 select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, statement_timestamp()),
        case when s.paused_at is null and s.next_at < statement_timestamp() then statement_timestamp() - s.next_at else '0' end,
        coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp()),
-       coalesce(m.refused, 0), coalesce(m.first_refused, statement_timestamp()), coalesce(m.last_refused, statement_timestamp()), coalesce(m.note, '')
+       coalesce(m.refused, 0), coalesce(m.first_refused, statement_timestamp()), coalesce(m.last_refused, statement_timestamp()), coalesce(m.note, ''),
+       s.job is null
   from onceq.schedules s
   left join lateral (
        select sum(t.ticks) filter (where t.outcome = 'missed') as ticks,
@@ -31,7 +33,7 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
          from (select at, until, ticks, outcome, done_at, note from onceq.schedule_ticks
                 where schedule = s.name order by at desc limit 2000) t
         where t.outcome in ('missed', 'refused') and t.done_at > statement_timestamp() - interval '1 day'
-          and (t.outcome = 'refused' or s.missed = $1 or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
+          and (t.outcome = 'refused' or s.missed = $1 or s.missed like 'all %' or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
                            where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and f.outcome in ('fired', 'duplicate')))) m on true
  order by s.name`
 	if db == nil {
@@ -42,11 +44,13 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", s.told(err))
 	}
 	var found []Finding
+	var standing []late
+	var code bool
 	var name, spec, zone, note string
-	var paused, late time.Duration
+	var paused, due time.Duration
 	var ticks, refused int
 	var first, last, firstRefused, lastRefused time.Time
-	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &late, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &due, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note, &code}, func() error {
 		from, to := first, last
 		add := func(what, detail, advice string) {
 			found = append(found, Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
@@ -55,11 +59,12 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 		if paused > time.Hour {
 			add("paused", fmt.Sprintf("schedule %q has been paused for %s", name, round(paused)), "resume it, if it was forgotten")
 		}
-		if _, err := parse(spec, zone); late > time.Minute && zone != "" && err != nil { // a Timetable has no zone
-			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it; nor can it be read here: %v", name, round(late), err),
+		if _, err := parse(spec, zone); due > time.Minute && zone != "" && err != nil { // a Timetable has no zone
+			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it; nor can it be read here: %v", name, round(due), err),
 				"mend it where it is written: with Put, or in the code, which Register writes")
-		} else if late > time.Minute {
-			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", name, round(late)),
+		} else if due > time.Minute {
+			standing = append(standing, late{len(found), name, code})
+			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", name, round(due)),
 				"start a worker of the application that has the handlers of its schedules; Register, at its start, also lets one tick again whose ticking job was cancelled")
 		}
 		missed := func(ticks int, what, why, advice string) {
@@ -80,7 +85,48 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 	if err != nil {
 		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", s.told(err))
 	}
+	for _, l := range standing[:min(len(standing), 20)] {
+		if err := s.explainLate(ctx, db, &found[l.place], l); err != nil {
+			return nil, err
+		}
+	}
 	return found, nil
+}
+
+// late is a schedule that is late, and the place of its finding.
+type late struct {
+	place int
+	name  string
+	code  bool
+}
+
+// explainLate says why the job that ticks does not run, if that is anything else than that there is no worker for it.
+func (s *Scheduler) explainLate(ctx context.Context, db onceq.DB, f *Finding, l late) error {
+	ticking, err := s.q.GetByKey(ctx, db, tickingKind(l.name, l.code), l.name)
+	switch {
+	case errors.Is(err, onceq.ErrNotFound) || err == nil && ticking.State.Finished():
+		f.Detail = strings.Replace(f.Detail, "no worker fires it", "the job that ticks for it was cancelled or is gone", 1)
+		f.Advice = "Register, at the start of a process of its owner, makes that job again"
+		return nil
+	case err != nil:
+		return fmt.Errorf("onceqcron: looking at schedule %q: %w", l.name, err)
+	}
+	e, err := s.q.Explain(ctx, db, ticking.ID)
+	if err != nil {
+		return fmt.Errorf("onceqcron: looking at schedule %q: %w", l.name, err)
+	}
+	if n := len(e.Job.Errors); n > 0 && e.Job.Attempts > 0 {
+		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("its tick fails, %d times until now, the latest with: %s", e.Job.Attempts, e.Job.Errors[n-1].Error), 1)
+		f.Advice = "mend that; the tick is tried again each minute"
+		return nil
+	}
+	switch c := e.Cause(); {
+	case c == onceq.CauseNoWorker || c == onceq.CauseNoHandler || c == onceq.CauseUnknown:
+	case c != onceq.CauseReady || e.Reasons[0].Running > 0:
+		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("job %d, which ticks for it, has not done so: %s", ticking.ID, e.Reasons[0].Text), 1)
+		f.Advice = e.Reasons[0].Advice
+	}
+	return nil
 }
 
 // Finding is what Health says of a schedule.

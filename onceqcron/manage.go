@@ -120,6 +120,9 @@ func (s *Scheduler) Put(ctx context.Context, tx pgx.Tx, one Schedule) error {
 	if s.code[one.Name] != nil {
 		return invalid("Name", "%q is the name of a schedule in the code", one.Name)
 	}
+	if err := s.possible(&one); err != nil {
+		return err
+	}
 	job, err := storeJob(one.Job)
 	if err != nil {
 		return err
@@ -140,6 +143,9 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, one *Schedule, job *stri
 		return &OwnerError{one.Name, r.owner}
 	case (r.job == nil) != (job == nil):
 		return invalid("Name", "%q is a schedule of the %s; remove that one first", one.Name, map[bool]string{true: "code", false: "table"}[r.job == nil])
+	}
+	if err := goesOn(one.Timetable, r.now); err != nil {
+		return err
 	}
 	overdue := r.next != nil && !r.next.After(r.now)
 	changes := r.spec != one.Spec || r.zone != one.Zone
@@ -325,8 +331,8 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and so it has
-// those that were overdue when it began. Backfill makes up for both. Only a process whose code has the schedule can: elsewhere the
+// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and Backfill makes
+// up for them. Those that were overdue when it began are treated as missed ones, by Schedule.Missed and the present time. Only a process whose code has the schedule can: elsewhere the
 // error of one of the code is ErrElsewhere, although any process can pause it. tx is as for Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
@@ -341,12 +347,27 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		if err != nil {
 			return err
 		}
+		if r.next != nil && !r.next.After(*r.paused) { // these were overdue when the pause began
+			p := one.Missed.planBefore(one.Timetable, *r.next, r.changed, *r.paused, r.now)
+			marks, err := s.happen(ctx, tx, one, p, r)
+			if err != nil {
+				return err
+			}
+			if err := s.note(ctx, tx, name, marks); err != nil {
+				return err
+			}
+			if r.next, r.changed = nil, nil; !p.next.IsZero() {
+				r.next = &p.next
+			}
+		}
 		if err := s.pass(ctx, tx, one, r); err != nil {
 			return err
 		}
 		next := one.Timetable.Next(r.now)
 		if e, ok := one.Timetable.(every); ok && r.next != nil { // Backfill finds its ticks again
 			next = e.following(*r.next, r.now)
+		} else if r.next != nil && r.next.After(r.now) && counting(one.Timetable, r.now) { // or each pause would put the next tick off
+			next = *r.next
 		}
 		next = r.unfired(one.Timetable, next)
 		var at *time.Time
@@ -363,13 +384,23 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// idle gives the line of the ledger for the ticks of a paused row until now, and the first tick that is still to come.
+// idle gives the lines of the ledger for the ticks of a paused row until now, and the first tick that is still to come. Those that were
+// overdue when the pause began are missed: nobody wanted that.
 func (r *row) idle(t Timetable) (marks []mark, next time.Time) {
-	p := none.plan(t, *r.next, r.changed, r.now)
-	if p.missed > 0 {
-		marks = []mark{{at: p.first, until: p.last, ticks: p.missed, outcome: "paused"}}
+	next = *r.next
+	for _, part := range []struct {
+		outcome string
+		until   time.Time
+	}{{"missed", *r.paused}, {"paused", r.now}} {
+		if next.IsZero() || next.After(part.until) {
+			continue
+		}
+		p := none.plan(t, next, r.changed, part.until)
+		if next = p.next; p.missed > 0 {
+			marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: part.outcome})
+		}
 	}
-	return marks, p.next
+	return marks, next
 }
 
 // pass writes the ticks of a paused schedule until now into the ledger, and moves the locked row to the next one.
@@ -420,10 +451,11 @@ func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64,
 // and returns how many. A tick whose job's key is taken enqueues nothing: it is a duplicate in the ledger. A tick that is overdue
 // is left to the schedule, unless it is paused. More than 10,000 ticks are an error, and so are a time that is still to come, one that ends
 // before it begins, and one whose ticks the ledger has forgotten (Config.Keep). Times before the schedule existed are allowed: their ticks
-// have not happened. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere. tx is as for
-// Put.
+// have not happened; but of a Timetable that counts from the time that it gets only the ledger knows the ticks: those that were missed, paused
+// or refused. Only a process whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere. tx is as for Put.
 func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, to time.Time) (n int, err error) {
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
+		n = 0 // it may run again, after a deadlock
 		r, err := s.lock(ctx, tx, name)
 		if err != nil {
 			return err
@@ -585,9 +617,20 @@ func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *
 		return nil, invalid("Backfill", "of schedule %q begins at %s; which ticks have happened is known from %s on, and what was before that is removed from the ledger (Config.Keep): back-fill from then on, and enqueue older jobs yourself",
 			one.Name, from.UTC().Format(time.RFC3339), r.known.UTC().Format(time.RFC3339Nano))
 	}
-	for at := one.Timetable.Next(start); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
-		if due = append(due, at); len(due) > maxTicks {
-			return nil, invalid("Backfill", "of schedule %q has more than %d ticks; back-fill a shorter time first", one.Name, maxTicks)
+	parts := []span{{one.Timetable.Next(start), to}}
+	if _, ok := one.Timetable.(every); !ok && counting(one.Timetable, now) { // only the ledger knows when its ticks were
+		if parts, err = s.undone(ctx, db, one, from, to); err != nil {
+			return nil, err
+		}
+	}
+	for _, part := range parts {
+		for at := part.from; !at.IsZero() && !at.After(part.to) && !at.After(to); at = one.Timetable.Next(at) {
+			if at.Before(from) {
+				continue
+			}
+			if due = append(due, at); len(due) > maxTicks {
+				return nil, invalid("Backfill", "of schedule %q has more than %d ticks; back-fill a shorter time first", one.Name, maxTicks)
+			}
 		}
 	}
 	rows, err := db.Query(ctx, s.sql(`select at from onceq.schedule_ticks where schedule = $1 and at = any ($2) and outcome in ('fired', 'duplicate')`), one.Name, due)
@@ -600,6 +643,25 @@ func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *
 		return nil, err
 	}
 	return slices.DeleteFunc(due, func(at time.Time) bool { return fired[at.UnixMicro()] }), nil
+}
+
+// span is a time in which the first tick is at from.
+type span struct{ from, to time.Time }
+
+// undone gives the lines of the ledger for ticks of a time that did not happen.
+func (s *Scheduler) undone(ctx context.Context, db onceq.DB, one *Schedule, from, to time.Time) ([]span, error) {
+	const read = `
+select at, until from onceq.schedule_ticks
+ where schedule = $1 and at <= $3 and until >= $2 and outcome not in ('fired', 'duplicate') order by at`
+	rows, err := db.Query(ctx, s.sql(read), one.Name, from, to)
+	var all []span
+	if err == nil {
+		all, err = pgx.CollectRows(rows, func(c pgx.CollectableRow) (p span, err error) { return p, c.Scan(&p.from, &p.to) })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: reading the ledger of %q: %w", one.Name, s.told(err))
+	}
+	return all, nil
 }
 
 // Info is a schedule as the table has it.
@@ -651,6 +713,9 @@ select at, until, ticks, outcome, done_at, coalesce(job_id, 0), coalesce(note, '
   from onceq.schedule_ticks where schedule = $1 and at < $2 order by at desc limit $3`
 	if limit < 0 {
 		return nil, invalid("limit", "is %d; it must not be negative, and 0 means 50", limit)
+	}
+	if !storableText(name) {
+		return nil, invalid("name", "%q is not valid UTF-8, or contains a NUL", name)
 	}
 	limit = cmp.Or(limit, 50)
 	if db == nil {

@@ -15,7 +15,12 @@ type Missed struct {
 
 // Latest fires only the latest of the ticks that are due, if it is not later than within. The ledger counts the others as
 // missed.
-func Latest(within time.Duration) Missed { return Missed{within: within} }
+func Latest(within time.Duration) Missed {
+	if within == 0 {
+		within = -1 // is refused, and not taken for the default
+	}
+	return Missed{within: within}
+}
 
 // Skip fires no tick that is more than a minute late.
 func Skip() Missed { return Latest(time.Minute) }
@@ -24,7 +29,12 @@ func Skip() Missed { return Latest(time.Minute) }
 var none = Missed{within: -1}
 
 // All fires every missed tick, the oldest first. Of more than limit, only the latest limit ones. At most 10,000.
-func All(limit int) Missed { return Missed{all: limit} }
+func All(limit int) Missed {
+	if limit == 0 {
+		limit = -1 // is refused, and not taken for the default
+	}
+	return Missed{all: limit}
+}
 
 // String is what the table stores.
 func (m Missed) String() string {
@@ -37,9 +47,9 @@ func (m Missed) String() string {
 func (m Missed) check() error {
 	switch {
 	case m.all < 0 || m.all > maxTicks:
-		return invalid("Missed", "All takes a limit from 1 to %d", maxTicks)
+		return invalid("Missed", "All takes a limit from 1 to %d; Skip fires no tick that is late", maxTicks)
 	case m.all == 0 && m.within <= 0:
-		return invalid("Missed", "Latest takes a time above zero")
+		return invalid("Missed", "Latest takes a time above zero; Skip fires no tick that is late")
 	}
 	return nil
 }
@@ -58,6 +68,18 @@ func parseMissed(s string) (m Missed, err error) {
 		err = m.check()
 	}
 	return m, err
+}
+
+// planBefore is plan for the ticks until a time that is past.
+func (m Missed) planBefore(t Timetable, at time.Time, changed *time.Time, until, now time.Time) plan {
+	p := m.plan(t, at, changed, until)
+	if m.all == 0 && len(p.fire) == 1 && now.Sub(p.fire[0]) > m.within {
+		if p.missed++; p.missed == 1 {
+			p.first = p.fire[0]
+		}
+		p.last, p.fire = p.fire[0], nil
+	}
+	return p
 }
 
 // plan is what to do about the ticks of a timetable from the given one on, which is due. If the timetable has changed since that

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/onceq/onceq"
 )
@@ -66,6 +67,8 @@ func (s *Schedule) check(inTable bool) (err error) {
 	switch {
 	case strings.TrimSpace(s.Name) == "":
 		return invalid("Name", "is empty")
+	case !storableText(s.Name):
+		return invalid("Name", "%q is not valid UTF-8, or contains a NUL, which Postgres cannot store", s.Name)
 	case len(s.Name) > maxName:
 		return invalid("Name", "has %d bytes; at most %d", len(s.Name), maxName)
 	case !inTable && len(s.Name) > maxCodeName:
@@ -109,6 +112,9 @@ func (s *Schedule) check(inTable bool) (err error) {
 	}
 	return s.Missed.check()
 }
+
+// storableText reports whether Postgres can store a text. An error of Postgres would end the caller's transaction.
+func storableText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func invalid(field, format string, args ...any) error {
 	return &onceq.InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}

@@ -75,6 +75,9 @@ func New(q *onceq.Queue, pool *pgxpool.Pool, cfg Config, schedules ...Schedule) 
 	if cfg.Keep == 0 {
 		cfg.Keep = 90 * 24 * time.Hour
 	}
+	if !storableText(cfg.Owner) || !storableText(cfg.Queue) {
+		return nil, invalid("Config", "has an Owner or a Queue that is not valid UTF-8, or contains a NUL, which Postgres cannot store")
+	}
 	if cfg.Keep < 0 {
 		return nil, invalid("Config.Keep", "is negative")
 	}
@@ -86,6 +89,9 @@ func New(q *onceq.Queue, pool *pgxpool.Pool, cfg Config, schedules ...Schedule) 
 		if err := one.check(false); err != nil {
 			return nil, err
 		}
+		if err := s.possible(&one); err != nil {
+			return nil, err
+		}
 		if s.code[one.Name] != nil {
 			return nil, invalid("Name", "%q is used by two schedules", one.Name)
 		}
@@ -93,6 +99,25 @@ func New(q *onceq.Queue, pool *pgxpool.Pool, cfg Config, schedules ...Schedule) 
 		s.order = append(s.order, one.Name)
 	}
 	return s, nil
+}
+
+// possible refuses a Job that no tick could enqueue. Nothing is sent. What the job waits for, and what it replaces, is only known at the tick.
+func (s *Scheduler) possible(one *Schedule) error {
+	if one.JobFor != nil {
+		return nil
+	}
+	job := one.Job
+	if len(job.After) > 0 {
+		job.After, job.IfDead = nil, 0
+	}
+	job.Replace = 0
+	job.Metadata = tickMetadata(job.Metadata, Tick{Schedule: one.Name, At: time.Unix(0, 999_999_000)})
+	_, err := s.q.EnqueueInBatch(&pgx.Batch{}, job)
+	var bad *onceq.InvalidError
+	if errors.As(err, &bad) {
+		return invalid("Job."+bad.Field, "of %q: %s", one.Name, bad.Reason)
+	}
+	return err
 }
 
 // The kind of the job that ticks for a schedule. Those of the code have a kind each, so that only workers whose code knows
@@ -200,6 +225,9 @@ select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_
   from onceq.schedules where name = $1`
 
 func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
+	if !storableText(name) {
+		return nil, fmt.Errorf("%w: %q", ErrNotFound, name)
+	}
 	rows, err := db.Query(ctx, s.sql(readSchedule+lock), name)
 	if err == nil {
 		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
@@ -372,6 +400,16 @@ const (
 	metadataAt       = "onceqcron.at"
 )
 
+// tickMetadata is a job's metadata, and what ScheduledAt reads.
+func tickMetadata(of map[string]string, t Tick) map[string]string {
+	all := maps.Clone(of)
+	if all == nil {
+		all = make(map[string]string, 2)
+	}
+	all[metadataSchedule], all[metadataAt] = t.Schedule, t.At.UTC().Format(time.RFC3339Nano)
+	return all
+}
+
 // fire enqueues the job of a tick. What makes the job impossible goes into the ledger, and the schedule goes on.
 func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) (mark, error) {
 	t.At, t.Now = t.At.In(one.loc), t.Now.In(one.loc)
@@ -385,11 +423,7 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 		m.note = storable(err)
 		return m, nil
 	}
-	job.Metadata = maps.Clone(job.Metadata)
-	if job.Metadata == nil {
-		job.Metadata = make(map[string]string, 2)
-	}
-	job.Metadata[metadataSchedule], job.Metadata[metadataAt] = t.Schedule, t.At.UTC().Format(time.RFC3339Nano)
+	job.Metadata = tickMetadata(job.Metadata, t)
 	r, err := s.q.Enqueue(ctx, tx, job)
 	var bad *onceq.InvalidError
 	var other *onceq.MismatchError

@@ -13,7 +13,8 @@ import (
 
 // Timetable says when a schedule is due.
 type Timetable interface {
-	// Next returns the first time after the given one, which may be in any zone, and the zero time if there is none.
+	// Next returns the first time after the given one, which may be in any zone, and the zero time if there is none. A time that is not
+	// after the given one is an *onceq.InvalidError of Register, or a panic later.
 	Next(after time.Time) time.Time
 }
 
@@ -122,11 +123,37 @@ func counting(t Timetable, now time.Time) bool {
 type stored struct{ Timetable }
 
 func (s stored) Next(after time.Time) time.Time {
-	at := s.Timetable.Next(after)
-	if down := at.Truncate(time.Microsecond); down.Before(at) {
-		return down.Add(time.Microsecond)
+	at, err := s.following(after)
+	if err != nil {
+		panic(err) // a tick would never end
 	}
 	return at
+}
+
+// following is Next, and an error if that is not after the given time.
+func (s stored) following(after time.Time) (time.Time, error) {
+	at := s.Timetable.Next(after)
+	if down := at.Truncate(time.Microsecond); down.Before(at) {
+		at = down.Add(time.Microsecond)
+	}
+	if !at.IsZero() && !at.After(after) {
+		return at, invalid("Timetable", "%T has %s as the next time after %s; Next must return a later time than it gets, or the zero time",
+			s.Timetable, at.UTC().Format(time.RFC3339Nano), after.UTC().Format(time.RFC3339Nano))
+	}
+	return at, nil
+}
+
+// goesOn refuses a Timetable that does not go on from now, or from the tick after that.
+func goesOn(t Timetable, now time.Time) error {
+	s, ok := t.(stored)
+	if !ok {
+		return nil
+	}
+	at, err := s.following(now)
+	if err == nil && !at.IsZero() {
+		_, err = s.following(at)
+	}
+	return err
 }
 
 // The library reads specifications and counts days and hours. It does so in UTC alone: its own rules for changes of the
