@@ -323,7 +323,7 @@ func hint(s shown, now time.Time) string {
 	case onceq.StateWaiting:
 		return "due for " + ago(now.Sub(s.RunAt)) + "; why it does not run: onceq jobs explain " + id
 	case onceq.StateDelayed:
-		return "due in " + ago(s.RunAt.Sub(now)) + "; onceq jobs retry " + id + " runs it now"
+		return "due in " + ago(s.RunAt.Sub(now)) + "; what it waits for: onceq jobs explain " + id + "; onceq jobs retry " + id + " runs it now"
 	case onceq.StateRunning:
 		return "a worker has it; its lease lasts for " + ago(s.LeasedUntil.Sub(now)) + " unless it is extended"
 	case onceq.StateRetrying:

@@ -56,17 +56,23 @@ func (a *app) limitSetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set LIMIT",
 		Short: "Set how many jobs of a limit may be live at once, and how many may start in a time",
-		Long: `set replaces a limit, in all processes. Without --at-once and --rate no more jobs start; those that are live run on. A name that ends in a slash is for
-each limit whose name begins with it and that was not set itself.`,
-		Example: `  onceq limits set provider --at-once 20 --rate 10
-  onceq limits set provider --why "they are down"`,
+		Long: `set replaces a limit, in all processes. With --at-once 0 and no --rate no more jobs start; those that are live run on. A name that ends in a slash is for
+each limit whose name begins with it and that was not set itself. In any time at most the burst and what the rate allows start: for a contract of ten in any
+second, --rate 8 --burst 2.`,
+		Example: `  onceq limits set provider --at-once 20 --rate 8 --burst 2
+  onceq limits set provider --at-once 0 --why "they are down"`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.setShared(cmd, args[0], &limit, why) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("at-once") && !cmd.Flags().Changed("rate") {
+				return usagef("set it to what? Say --at-once, --rate or both; --at-once 0 lets no more jobs start. onceq limits list shows what is set")
+			}
+			return a.setShared(cmd, args[0], &limit, why)
+		},
 	}
 	cmd.Flags().IntVar(&limit.AtOnce, "at-once", 0, "how many jobs may be live at once")
 	cmd.Flags().IntVar(&limit.Rate, "rate", 0, "how many may start in --per")
 	cmd.Flags().DurationVar(&limit.Per, "per", 0, "a second, unless this says otherwise")
-	cmd.Flags().IntVar(&limit.Burst, "burst", 0, "how many may start at once after a pause; default what the rate allows in 100 ms, and one")
+	cmd.Flags().IntVar(&limit.Burst, "burst", 0, "how many may start at once after a pause, besides what the rate allows; default what the rate allows in 100 ms, and one")
 	return whyFlag(cmd, &why)
 }
 

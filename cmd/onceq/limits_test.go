@@ -20,13 +20,13 @@ func TestLimits(t *testing.T) {
 	require.Equal(t, "The limit is 20 at once, 10 in 1s, in bursts of 2 now; it was 1 at once.\n",
 		fine(t, db.URL, "limits", "set", "provider", "--at-once", "20", "--rate", "10", "--why", "they said so"))
 	require.Regexp(t, `NEXT SLOT\nprovider +20 at once, 10 in 1s, in bursts of 2 .* \d{4}-\d\d-\d\d`, fine(t, db.URL, "limits", "list"))
-	require.Equal(t, "The limit is none at all now; it was 20 at once, 10 in 1s, in bursts of 2.\n", fine(t, db.URL, "limits", "set", "provider"))
+	require.Equal(t, "The limit is 0 at once now; it was 20 at once, 10 in 1s, in bursts of 2.\n", fine(t, db.URL, "limits", "set", "provider", "--at-once", "0"))
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, call.Job(1))
 	require.NoError(t, err)
-	require.Regexp(t, `provider +none at all +0 +1 `, fine(t, db.URL, "limits", "list"))
+	require.Regexp(t, `provider +0 at once +0 +1 `, fine(t, db.URL, "limits", "list"))
 	page := asJSON(t, db.URL, "limits", "list")
 	require.EqualValues(t, 1, page["limits"].([]any)[0].(map[string]any)["waiting"])
-	require.Equal(t, "The limit is 1 at once now; it was none at all.\n", fine(t, db.URL, "limits", "remove", "provider"))
+	require.Equal(t, "The limit is 1 at once now; it was 0 at once.\n", fine(t, db.URL, "limits", "remove", "provider"))
 	require.Regexp(t, `provider +1 at once \(not set itself\) +0 +1 .* -\n`, fine(t, db.URL, "limits", "list"))
 
 	// There is nothing to remove: a limit that nobody has set, a name that is spelt wrong, one whose family alone is set.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -18,7 +19,7 @@ func (a *app) workersCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "workers",
 		Short: "Say which workers run, and what they work",
-		Long: `workers lists the workers of all processes. A worker writes its row once a minute. STATE is stale if it has not for three minutes: it was killed,
+		Long: `workers lists the workers of all processes. A worker writes its row once a minute. STATE is late if it has not for a minute and a half, and stale after three: it was killed,
 is frozen, or has lost the database. SLOTS is how many jobs of the queue it runs at once.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,6 +44,8 @@ is frozen, or has lost the database. SLOTS is how many jobs of the queue it runs
 				state := "ok"
 				if w.Stale {
 					state = "stale"
+				} else if now.Sub(w.Seen) > 90*time.Second {
+					state = "late"
 				}
 				var queues []string
 				for _, name := range slices.Sorted(maps.Keys(w.Queues)) {
