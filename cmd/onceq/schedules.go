@@ -257,7 +257,7 @@ func (a *app) resumeScheduleCommand() *cobra.Command {
 	return whyFlag(&cobra.Command{
 		Use:   "resume SCHEDULE",
 		Short: "Let a paused schedule go on with its next tick",
-		Long:  "resume lets a paused schedule go on with its next tick. The ticks of the pause do not happen; onceq schedules backfill makes up for them.",
+		Long:  "resume lets a paused schedule go on with its next tick. The ticks of the pause do not happen; onceq schedules backfill makes up for them. For ticks that were overdue when it was paused, its rule for missed ticks decides now.",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.change(cmd, "resume schedule", args[0], why, func(ctx context.Context, s *onceqcron.Scheduler, tx pgx.Tx) (string, map[string]any, error) {
