@@ -23,6 +23,7 @@ type announcement struct {
 	returned  int64            // how many they were, of all queues, and
 	worked    int64            // how long they took
 	notBefore time.Time        // the row is not written before this time, because that failed
+	notYet    time.Time        // the same, because so many others wait that it can come after the end of the job that the run was woken for
 	era       int              // how often everything was forgotten
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
@@ -69,6 +70,9 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		c.lookSoon(f, now)
 		return
 	}
+	if a.many && !a.wanted {
+		a.notYet = now.Add(quietBefore)
+	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
 		f.again = now.Add(quietBefore / 2)
 		c.activate(f)
@@ -103,7 +107,7 @@ func (a *announcement) wait(now time.Time) time.Duration {
 	if a.wanted {
 		at = a.written.Add(a.rest)
 	}
-	return later(at, a.notBefore).Sub(now)
+	return later(later(at, a.notBefore), a.notYet).Sub(now)
 }
 
 // startAnnouncement announces all feeds that are not busy, if it is time for that.

@@ -1450,6 +1450,30 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	require.Equal(t, livelyRest*took, c.lookInterval())
 }
 
+// Where many others wait, a run that was woken announces itself after the job, and no later because of further ones. Otherwise it does
+// so at once.
+func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	for _, many := range []bool{false, true} {
+		c := newClaimer(w, 1, quick{}, nil)
+		c.listener = &listener{}
+		c.listener.confirmed.Store(true)
+		a, f, now := &c.announcement, c.feeds[0], time.Now()
+		a.many, a.written = many, now.Add(-time.Second)
+		c.settle(f, now)
+		require.True(t, a.wanted)
+		if !many {
+			require.LessOrEqual(t, a.wait(now), time.Duration(0))
+			continue
+		}
+		require.Equal(t, quietBefore, a.wait(now))
+		c.settle(f, now.Add(quietBefore/2))
+		require.Equal(t, quietBefore, a.wait(now))
+	}
+}
+
 // Where jobs come often, claims do not wait for a statement that looks at thousands of queues.
 func TestLooks_PagesAreSmallWhereJobsComeOften(t *testing.T) {
 	t.Parallel()
