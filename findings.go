@@ -286,12 +286,9 @@ with recursive line (lane, k) as (
   select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
     from line l where l.lane is not null and l.k < 500
 )
-select l.lane, w.n
+select l.lane, w.waiting
   from line l
- cross join lateral (
-       select count(*) as n, min(run_at) as oldest
-         from (select run_at from onceq.job_waits where lane = l.lane order by priority, run_at, id limit 1000) w
-        where run_at <= statement_timestamp()) w
+ cross join lateral ` + waitingIn("l.lane", "1000") + ` w
  where l.lane is not null
    and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, ` + familyOf("l.lane") + `]) and s.n is not null)
    and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
@@ -350,12 +347,9 @@ with recursive line (lane, k) as (
    where l.lane is not null and h.since < statement_timestamp() - $2::bigint * interval '1 microsecond'
      and h.live >= least(1000, ` + limitOf("l.lane") + `)
    limit 20)
-select h.lane, h.id, h.since, h.worker, w.n
+select h.lane, h.id, h.since, h.worker, w.waiting
   from hang h
- cross join lateral (
-       select count(*) as n, min(run_at) as oldest
-         from (select run_at from onceq.job_waits where lane = h.lane order by priority, run_at, id limit 1000) w
-        where run_at <= statement_timestamp()) w
+ cross join lateral ` + waitingIn("h.lane", "1000") + ` w
  where w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
  order by h.since, h.lane`
 

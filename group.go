@@ -251,9 +251,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 type Member struct {
 	ID int64 `json:"id"`
 
-	// State is StateCancelled for a job that was discarded. But nobody tells the end of a job that a worker already had when
-	// an After named it. If that one dies and is discarded before a promoter has looked, within two seconds or so, nothing
-	// is left of it, and it counts as completed.
+	// State is StateCancelled for a job that was discarded.
 	State State `json:"state"`
 
 	// Kind, and Error, which is the last one, are those of a job that has not completed, while anything is left of it. They are

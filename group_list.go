@@ -124,13 +124,16 @@ func (q *Queue) CancelGroup(ctx context.Context, db DB, id int64) (cancelled, as
 }
 
 // readStuck reads jobs that wait for others although these are all finished, because some are dead or held, with the first of
-// those. It looks at the first hundred jobs that wait, and at ten thousand members of each.
+// those. It looks at the first ten thousand jobs that wait, whether a member of each is
+// unfinished, and of a hundred of which none is at ten thousand members.
 var readStuck = `
 select w.id, (array_agg(m.job_id order by m.job_id) filter (where ` + isStuck + `))[:5], count(*) filter (where ` + isStuck + `)
-  from (select id, if_dead from onceq.job_waits where lane > ` + sqlSep + ` and lane < ' ' order by lane limit 100) w
+  from (select f.id, f.if_dead
+          from (select id, if_dead from onceq.job_waits where lane > ` + sqlSep + ` and lane < ' ' order by lane limit 10000) f
+         where not ` + isOpen("f.id") + `
+         order by f.id limit 100) w
  cross join lateral (
        select job_id, state from onceq.job_members where group_id = w.id order by job_id limit 10000) m
- where not ` + isOpen("w.id") + `
  group by w.id
 having bool_or(` + isStuck + `)
  order by w.id

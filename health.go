@@ -51,8 +51,8 @@ type healthLimits struct {
 // together with an error: if the database cannot be reached, Health knows nothing else. Each process knows only its own
 // background work.
 //
-// Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, so it is cheap enough to
-// call every minute. Who has just called Stats can give what it returned: then Health does not count again, and looks at
+// Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, of lanes and limits (500 of those that jobs
+// wait for, in the order of their names) and of groups (10,000), so it is cheap enough to call every minute. Who has just called Stats can give what it returned: then Health does not count again, and looks at
 // these queues only. Postgres shows the age of another role's snapshot only to members of pg_read_all_stats; without that
 // role, such sessions are not found.
 func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, error) {

@@ -181,6 +181,17 @@ func liveCount(lane, n string) string {
 	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + n + ` < ` + sqlNoCap + ` and ` + isLive + ` offset 0)`
 }
 
+// waitingIn counts the jobs that wait for a lane or a limit: those that are due, and since when the first of them is, and those that
+// are not due yet, both up to most. Each priority is looked at by itself, as in dueIn: else those that are due may stand behind
+// delayed ones of a higher priority.
+func waitingIn(lane, most string) string {
+	return `(select least(count(*) filter (where due), ` + most + `) as waiting, least(count(*) filter (where not due), ` + most + `) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = ` + lane + ` and priority = p.priority order by run_at, id limit ` + most + `) w)`
+}
+
 // anyDue says that a job waits for a lane or a limit whose time has come.
 func anyDue(lane string) string {
 	return `exists (select from ` + dueIn(lane, "1") + ` offset 0)`

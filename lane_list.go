@@ -58,10 +58,7 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
        coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        array(select s.id from ` + stopsOf("l.lane") + ` order by s.id limit 10)
   from names l
- cross join lateral (
-       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
-         from (select run_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = l.lane order by priority, run_at, id limit $4::int) w) w
+ cross join lateral ` + waitingIn("l.lane", "$4::int") + ` w
  where starts_with(l.lane, $2::text)
  order by l.n`
 

@@ -67,10 +67,7 @@ var readLimit = `
   from x
   left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap`) + ` s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (
-       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
-         from (select run_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w`
+ cross join lateral ` + waitingIn("x.lane", "$3::int") + ` w`
 
 func (l *LimitInfo) scan(rows pgx.Rows, more ...any) error {
 	var n, rate, burst *int

@@ -291,7 +291,8 @@ func (q *Queue) WouldRedrive(ctx context.Context, db DB, filter Filter) (Choice,
 }
 
 // discardJobs removes finished jobs from the history and returns how many. A fence that is still the job's becomes free and
-// stays, so that the key's next job gets a larger token; the fences of its effects are deleted.
+// stays, so that the key's next job gets a larger token; the fences of its effects are deleted. Those that wait for one whose end nobody
+// tells hear of it here: the next sweep finds no trace of it.
 var discardJobs = `
 with h as materialized (
   select id from onceq.job_history
@@ -301,7 +302,7 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule, d.state, d.result
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -321,7 +322,8 @@ effect as (
   delete from onceq.job_fences f using gone g
    where ` + effectsOf("g") + ` and ` + ofJob("g") + `
 )
-select count(*), (select onceq.tell(array_agg(id), array_agg(` + sqlJobCancelled + `::smallint), null) from gone where ` + isMember + `) from gone`
+select count(*), (select onceq.tell(array_agg(id), array_agg(case state when ` + sqlJobCompleted + ` then state else ` + sqlJobCancelled + ` end::smallint), array_agg(result::text)) from gone
+                   where ` + isMember + ` or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone`
 
 func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {
 	_, past := (&Filter{States: states}).states()

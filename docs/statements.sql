@@ -1747,12 +1747,13 @@ with recursive line (lane, k) as (
      and h.live >= least(1000, coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))
    limit 20)
-select h.lane, h.id, h.since, h.worker, w.n
+select h.lane, h.id, h.since, h.worker, w.waiting
   from hang h
- cross join lateral (
-       select count(*) as n, min(run_at) as oldest
-         from (select run_at from onceq.job_waits where lane = h.lane order by priority, run_at, id limit 1000) w
-        where run_at <= statement_timestamp()) w
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = h.lane and priority = p.priority order by run_at, id limit 1000) w) w
  where w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
  order by h.since, h.lane;
 
@@ -1788,12 +1789,13 @@ with recursive line (lane, k) as (
   select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
     from line l where l.lane is not null and l.k < 500
 )
-select l.lane, w.n
+select l.lane, w.waiting
   from line l
- cross join lateral (
-       select count(*) as n, min(run_at) as oldest
-         from (select run_at from onceq.job_waits where lane = l.lane order by priority, run_at, id limit 1000) w
-        where run_at <= statement_timestamp()) w
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
  where l.lane is not null
    and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and s.n is not null)
    and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
@@ -3248,10 +3250,12 @@ select i.*,
 
 -- group_list.go: readStuck
 select w.id, (array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
-  from (select id, if_dead from onceq.job_waits where lane > E'\x1f' and lane < ' ' order by lane limit 100) w
+  from (select f.id, f.if_dead
+          from (select id, if_dead from onceq.job_waits where lane > E'\x1f' and lane < ' ' order by lane limit 10000) f
+         where not exists (select from (select from onceq.job_members where group_id = f.id and state = 0 order by job_id desc limit 1) m)
+         order by f.id limit 100) w
  cross join lateral (
        select job_id, state from onceq.job_members where group_id = w.id order by job_id limit 10000) m
- where not exists (select from (select from onceq.job_members where group_id = w.id and state = 0 order by job_id desc limit 1) m)
  group by w.id
 having bool_or(m.state = 8 or m.state = 6 and w.if_dead = 0)
  order by w.id
@@ -4034,10 +4038,11 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
        coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        array(select s.id from onceq.lane_stops s where s.lane = l.lane order by s.id limit 10)
   from names l
- cross join lateral (
-       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
-         from (select run_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = l.lane order by priority, run_at, id limit $4::int) w) w
+ cross join lateral (select least(count(*) filter (where due), $4::int) as waiting, least(count(*) filter (where not due), $4::int) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit $4::int) w) w
  where starts_with(l.lane, $2::text)
  order by l.n;
 
@@ -4146,10 +4151,11 @@ l as (select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (
-       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
-         from (select run_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w)
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w)
 select l.*,
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -4226,10 +4232,11 @@ select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (
-       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
-         from (select run_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w
  where x.lane is not null
  order by x.k;
 
@@ -4266,10 +4273,11 @@ select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (
-       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
-         from (select run_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w;
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w;
 
 -- listen.go: announce.announce
 with woken as (
@@ -5217,7 +5225,7 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule, d.state, d.result
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -5237,7 +5245,8 @@ effect as (
   delete from onceq.job_fences f using gone g
    where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
 )
-select count(*), (select onceq.tell(array_agg(id), array_agg(7::smallint), null) from gone where lane_rule & 4 = 4) from gone;
+select count(*), (select onceq.tell(array_agg(id), array_agg(case state when 5 then state else 7 end::smallint), array_agg(result::text)) from gone
+                   where lane_rule & 4 = 4 or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone;
 
 -- redrive.go: readFollowers
 select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)

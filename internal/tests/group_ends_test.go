@@ -102,7 +102,7 @@ func TestGroup_AHeldMemberThatIsResolved(t *testing.T) {
 }
 
 // Of a job that a worker had when somebody began to wait for it, nobody tells the end: the result is lost unless the job is
-// kept, and one that died and was discarded before a promoter looked counts as completed.
+// kept. One that died and was discarded before a promoter looked counts as cancelled, like any other.
 func TestAfter_WhatIsNotToldOfARunningJob(t *testing.T) {
 	t.Parallel()
 	follow := func(t *testing.T, db *queuetest.DB, first int64) int64 {
@@ -141,6 +141,9 @@ func TestAfter_WhatIsNotToldOfARunningJob(t *testing.T) {
 		id := follow(t, db, first)
 		require.NoError(t, l.Fail(t.Context(), onceq.Fatal(errors.New("no"))))
 		require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, first))
-		ran(t, db, id, first, nil)
+		require.Empty(t, laneClaim(t, db.Queue, 1))
+		require.Equal(t, onceq.Member{ID: first, State: onceq.StateCancelled}, membersOf(t, db, id)[first])
+		require.Equal(t, onceq.StateCancelled, groupOf(t, db, id).State)
+		require.NoError(t, db.Check())
 	})
 }
