@@ -23,7 +23,7 @@ type announcement struct {
 	returned  int64            // how many they were, of all queues, and
 	worked    int64            // how long they took
 	notBefore time.Time        // the row is not written before this time, because that failed
-	notYet    time.Time        // the same, because so many others wait that it can come after the end of the job that the run was woken for
+	notYet    time.Time        // the same, because so many others wait that it can come after the end of a single job that the run was woken for
 	era       int              // how often everything was forgotten
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
@@ -70,7 +70,7 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		c.lookSoon(f, now)
 		return
 	}
-	if a.many && !a.wanted {
+	if a.many && !a.wanted && f.more.IsZero() {
 		a.notYet = now.Add(quietBefore)
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {

@@ -1471,6 +1471,9 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 		require.Equal(t, quietBefore, a.wait(now))
 		c.settle(f, now.Add(quietBefore/2))
 		require.Equal(t, quietBefore, a.wait(now))
+		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
+		c.settle(f, now)
+		require.LessOrEqual(t, a.wait(now), time.Duration(0))
 	}
 }
 
