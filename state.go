@@ -17,7 +17,7 @@ const (
 	StateWaiting   State = iota + 1 // due, and nobody has it
 	StateDelayed                    // not due yet
 	StateRunning                    // somebody holds its lease
-	StateRetrying                   // failed or lost a lease before; will run again
+	StateRetrying                   // failed or lost a lease before; will run again. So is a job whose transactional handler runs for longer than its lease: Explain knows
 	StateCompleted                  // finished
 	StateDead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
 	StateCancelled                  // by Queue.Cancel

@@ -190,6 +190,9 @@ type tickRow struct {
 
 const readTicks = `select schedule, at, until, ticks, outcome, coalesce(note, ''), done_at from onceq.schedule_ticks order by schedule, at`
 
+// resumeWithin is how long before its end Resume writes into the ledger.
+const resumeWithin = 10 * time.Second
+
 // checkTicks compares the ledger of ticks with the jobs that were accepted, with the timetables, and with what people did: every tick is
 // there once.
 func (v *verdict) checkTicks(h *history) {
@@ -226,7 +229,12 @@ func (v *verdict) checkTicks(h *history) {
 	last := map[string]tickRow{}
 	for _, t := range h.Ticks {
 		name := tickName(t.Schedule, t.At)
-		inPause := slices.ContainsFunc(pauses[t.Schedule], func(p tended) bool { return t.DoneAt.After(p.Since) && !t.DoneAt.After(p.Until) })
+		in := slices.IndexFunc(pauses[t.Schedule], func(p tended) bool { return t.DoneAt.After(p.Since) && !t.DoneAt.After(p.Until) })
+		inPause, overdue, atEnd := in >= 0, false, false
+		if inPause { // what was overdue when it began is made up for when it ends
+			p := pauses[t.Schedule][in]
+			overdue, atEnd = !t.Until.After(p.Since), p.Until.Sub(t.DoneAt) < resumeWithin
+		}
 		for _, b := range h.Tended {
 			if b.What == "backfilled" && b.Schedule == t.Schedule && b.At.After(removed[b.Schedule]) && t.Outcome != "fired" &&
 				t.hasTick(b.Since, b.Until) {
@@ -234,7 +242,7 @@ func (v *verdict) checkTicks(h *history) {
 			}
 		}
 		switch {
-		case t.Outcome == "missed" && (t.Schedule == latestTick || t.Schedule == mixedTick):
+		case t.Outcome == "missed" && (t.Schedule == latestTick || t.Schedule == mixedTick || overdue): // a back-fill in the pause writes these so
 			v.Missed += t.Ticks
 		case t.Outcome == "paused" && inPause:
 			v.Paused += t.Ticks
@@ -242,7 +250,7 @@ func (v *verdict) checkTicks(h *history) {
 			v.violation(vTick, "%s is %s: %s", name, t.Outcome, t.Note)
 		case jobs[name] == nil:
 			v.violation(vTick, "%s is fired in the ledger, and no job was accepted", name)
-		case t.Note == "" && inPause:
+		case t.Note == "" && inPause && !(overdue && atEnd):
 			v.violation(vTick, "%s was fired in a pause", name)
 		default:
 			v.Ticks++

@@ -45,6 +45,25 @@ func TestCheckTicks_ASoundLedgerHasNoViolation(t *testing.T) {
 	require.Equal(t, []int{7, 1, 2, 1, 3}, []int{v.Ticks, v.Backfilled, v.Missed, v.Paused, v.Tended})
 }
 
+// What was overdue when a pause began is made up for at its end, and not before.
+func TestCheckTicks_OverdueAtAPause(t *testing.T) {
+	overdue := func() *history {
+		h := soundTicks()
+		h.Ticks[1].DoneAt = second(14).Add(-1) // it was due a second before the pause
+		return h
+	}
+	require.Empty(t, check(overdue()).Violations)
+	h := overdue()
+	h.Ticks[1].Outcome = "missed" // by a back-fill in the pause
+	h.Trail = slices.DeleteFunc(h.Trail, func(s step) bool { return s.Work == tickName(everyTick, second(11)) })
+	h.Ends = slices.DeleteFunc(h.Ends, func(e end) bool { return e.Work == tickName(everyTick, second(11)) })
+	h.Ledger = slices.DeleteFunc(h.Ledger, func(e entry) bool { return e.Work == tickName(everyTick, second(11)) })
+	require.Empty(t, check(h).Violations)
+	h = overdue()
+	h.Tended[3].At = second(14 + 11) // long before the end of the pause
+	require.NotEmpty(t, check(h).Violations[vTick])
+}
+
 func TestCheckTicks_FindsEachViolation(t *testing.T) {
 	for name, spoil := range map[string]func(h *history){
 		"a tick that was fired twice": func(h *history) {
