@@ -229,20 +229,22 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 // stopAt returns the error that the handler must return until what it waits for has come, and records it for goesOn.
 func (l *Lease) stopAt(w waitFor, left time.Duration) error {
 	l.q.effects.Lock()
-	l.waits = effectRun{atomic.LoadUint32(&l.calls), w.String()}
+	l.waits = w.String()
 	l.q.effects.Unlock()
+	atomic.StoreUint32(&l.stopped, atomic.LoadUint32(&l.calls))
 	return &retryAfter{d: left, wait: &w}
 }
 
 // goesOn warns of a handler that has returned no error although an Await or a Sleep had returned one in this run.
 func (l *Lease) goesOn() {
-	l.q.effects.Lock()
-	waits := l.waits
-	l.q.effects.Unlock()
-	if waits.name != "" && waits.run == atomic.LoadUint32(&l.calls) {
-		l.q.log.Warn("onceq: a handler was to wait, and returned no error, so its job does not wait: return the error of Await and Sleep, as it is or wrapped with %w",
-			slog.String("kind", l.Kind), slog.Int64("job", l.ID), slog.String("waits_for", waits.name))
+	stopped := atomic.LoadUint32(&l.stopped)
+	if stopped == 0 || stopped != atomic.LoadUint32(&l.calls) {
+		return
 	}
+	l.q.effects.Lock()
+	defer l.q.effects.Unlock()
+	l.q.log.Warn("onceq: a handler was to wait, and returned no error, so its job does not wait: return the error of Await and Sleep, as it is or wrapped with %w",
+		slog.String("kind", l.Kind), slog.Int64("job", l.ID), slog.String("waits_for", l.waits))
 }
 
 // timedOut records that this run has heard that the event did not come in time. That stays so, and so the next Await for it, usually

@@ -71,7 +71,8 @@ type Lease struct {
 	timeout time.Duration // of the kind, in a worker; 0 for none
 
 	calls   uint32             // atomic; how often the handler was called. For Once each call is a run of its own
-	waits   effectRun          // guarded by Queue.effects: what an Await or a Sleep of this run returned an error for
+	stopped uint32             // atomic; the call in which an Await or a Sleep last returned an error that the handler is to return, and
+	waits   string             // what it waits for, guarded by Queue.effects
 	effects map[effectRun]bool // guarded by Queue.effects: true when done, false while under way
 }
 
