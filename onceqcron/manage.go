@@ -231,7 +231,7 @@ func (s *Scheduler) catchUp(ctx context.Context, tx pgx.Tx, one *Schedule, r *ro
 		marks, _ := r.idle(old)
 		return true, s.note(ctx, tx, one.Name, marks)
 	}
-	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now), r)
+	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now, r.now), r)
 	if err != nil {
 		return false, err
 	}
@@ -332,8 +332,9 @@ func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
 }
 
 // Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: the ledger has them as paused, and Backfill makes
-// up for them. Those that were overdue when it began are treated as missed ones, by Schedule.Missed and the present time. Only a process whose code has the schedule can: elsewhere the
-// error of one of the code is ErrElsewhere, although any process can pause it. tx is as for Put.
+// up for them. Those that were overdue when it began are treated as missed ones, by Schedule.Missed and the present time. Only a process
+// whose code has the schedule can: elsewhere the error of one of the code is ErrElsewhere, although any process can pause it. tx is as for
+// Put.
 func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -348,7 +349,7 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 			return err
 		}
 		if r.next != nil && !r.next.After(*r.paused) { // these were overdue when the pause began
-			p := one.Missed.planBefore(one.Timetable, *r.next, r.changed, *r.paused, r.now)
+			p := one.Missed.plan(one.Timetable, *r.next, r.changed, *r.paused, r.now)
 			marks, err := s.happen(ctx, tx, one, p, r)
 			if err != nil {
 				return err
@@ -395,7 +396,7 @@ func (r *row) idle(t Timetable) (marks []mark, next time.Time) {
 		if next.IsZero() || next.After(part.until) {
 			continue
 		}
-		p := none.plan(t, next, r.changed, part.until)
+		p := none.plan(t, next, r.changed, part.until, r.now)
 		if next = p.next; p.missed > 0 {
 			marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: part.outcome})
 		}

@@ -70,18 +70,6 @@ func parseMissed(s string) (m Missed, err error) {
 	return m, err
 }
 
-// planBefore is plan for the ticks until a time that is past.
-func (m Missed) planBefore(t Timetable, at time.Time, changed *time.Time, until, now time.Time) plan {
-	p := m.plan(t, at, changed, until)
-	if m.all == 0 && len(p.fire) == 1 && now.Sub(p.fire[0]) > m.within {
-		if p.missed++; p.missed == 1 {
-			p.first = p.fire[0]
-		}
-		p.last, p.fire = p.fire[0], nil
-	}
-	return p
-}
-
 // plan is what to do about the ticks of a timetable from the given one on, which is due. If the timetable has changed since that
 // one was due, the others come after the change.
 type plan struct {
@@ -91,7 +79,8 @@ type plan struct {
 	next        time.Time // the first that is not due; zero if there is none
 }
 
-func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, now time.Time) (p plan) {
+// plan is for the ticks until a time, which is now or past. How late they are counts to now.
+func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, until, now time.Time) (p plan) {
 	miss := func(at time.Time) {
 		if p.missed++; p.missed == 1 {
 			p.first = at
@@ -99,14 +88,14 @@ func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, now time.Tim
 		p.last = at
 	}
 	limit := max(m.all, 1)
-	for ; !at.IsZero() && !at.After(now); at = t.Next(at) {
+	for ; !at.IsZero() && !at.After(until); at = t.Next(at) {
 		if len(p.fire) == limit {
 			miss(p.fire[0])
 			p.fire = p.fire[1:]
 		}
 		p.fire = append(p.fire, at)
 		if p.missed == maxTicks { // nobody counts the seconds of a year
-			if near := now.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
+			if near := until.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
 				if e, ok := t.(every); ok {
 					near = e.before(at, near)
 				}

@@ -327,7 +327,7 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 	if err != nil {
 		return err
 	}
-	p := one.Missed.plan(one.Timetable, *r.next, r.changed, r.now)
+	p := one.Missed.plan(one.Timetable, *r.next, r.changed, r.now, r.now)
 	marks, err := s.happen(ctx, tx, one, p, r)
 	if err != nil {
 		return err
