@@ -420,10 +420,8 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 			r.Advice = "if so, give the queues of the long handlers a Concurrency, or raise the pool's MaxConns; otherwise the health findings and the workers' logs say what fails"
 		} else if late := e.At.Sub(j.RunAt).Round(time.Second); late >= readyLong {
 			latest := slices.MaxFunc(able, func(a, b WorkerInfo) int { return a.Seen.Compare(b.Seen) })
-			r.Text = fmt.Sprintf("it has been due for %s although nothing is in its way: the worker that could take it may be gone; it was seen last %s ago, and leaves its row once a minute", late, e.At.Sub(latest.Seen).Round(time.Second))
-			if len(able) > 1 {
-				r.Text = fmt.Sprintf("it has been due for %s although nothing is in its way: the %d workers that could take it may be gone; the last of them was seen %s ago, and they leave their rows once a minute", late, len(able), e.At.Sub(latest.Seen).Round(time.Second))
-			}
+			r.Text = fmt.Sprintf("it has been due for %s although nothing is in its way, and %s could take it, of which the last was seen %s ago: a worker leaves its row once a minute, so all may be gone",
+				late, numbered(len(able), "worker", "workers"), e.At.Sub(latest.Seen).Round(time.Second))
 		}
 		e.add(r)
 	}

@@ -89,9 +89,25 @@ func TestExplain_WorkersThatMayBeGone(t *testing.T) {
 	workerRow(t, db, 1, `{"default": 1}`, "k", "85 s")
 	require.Contains(t, explained(t, db, id, onceq.CauseReady)[0].Text, "a worker takes it within its poll interval")
 	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 minute'`)
-	require.Regexp(t, `^it has been due for 1m\ds although nothing is in its way: the worker that could take it may be gone; it was seen last 1m2\ds ago, and`, explained(t, db, id, onceq.CauseReady)[0].Text)
+	require.Regexp(t, `^it has been due for 1m\ds although nothing is in its way, and 1 worker could take it, of which the last was seen 1m2\ds ago: `, explained(t, db, id, onceq.CauseReady)[0].Text)
 	workerRow(t, db, 2, `{"default": 1}`, "k", "70 s")
-	require.Regexp(t, `: the 2 workers that could take it may be gone; the last of them was seen 1m1\ds ago, and`, explained(t, db, id, onceq.CauseReady)[0].Text)
+	require.Regexp(t, `, and 2 workers could take it, of which the last was seen 1m1\ds ago: `, explained(t, db, id, onceq.CauseReady)[0].Text)
+}
+
+// The same workers may have all connections for transactional handlers in another queue.
+func TestExplain_JobsOfOtherQueuesMayHaveTheConnections(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	workerRow(t, db, 1, `{"default": 1, "slow": 8}`, "k", "0 s")
+	slow := add(t, db, onceq.Job{Payload: 1, Queue: "slow"})
+	sqlRun(t, db, `update onceq.jobs set leased_until = now() + interval '1 minute', holder = 1::bigint << 32 | 7, claims = 1 where id = $1`, slow)
+	id := add(t, db, onceq.Job{Payload: 1})
+	require.Zero(t, explained(t, db, id, onceq.CauseReady)[0].Running)
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 minute' where id = $1`, id)
+	r := explained(t, db, id, onceq.CauseReady)[0]
+	require.Equal(t, 1, r.Running)
+	require.Contains(t, r.Text, "its queue has room, and 1 worker for it runs 1 job of other queues")
+	require.Contains(t, r.Advice, "MaxConns")
 }
 
 func TestExplain_WaitsForItsTime(t *testing.T) {
