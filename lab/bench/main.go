@@ -40,7 +40,7 @@ func main() {
 	var (
 		quick      = flag.Bool("quick", false, "small sizes, one round, River alone: two minutes")
 		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
-		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, soak, soak-keyed and adapters")
+		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, silence, soak, soak-keyed and adapters")
 		variant    = flag.String("variant", "", "only trials whose variant has this in its name, as in 'idle lane'; not with -o")
 		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
@@ -217,6 +217,7 @@ var tests = []test{
 	{name: "fairness", title: "start latency beside a large queue, and of high beside low priority", trials: fairnessTrials},
 	{name: "fleet", title: "many worker processes", trials: fleetTrials, counts: true},
 	{name: "queues", title: "one worker process with many queues", trials: queuesTrials, counts: true},
+	{name: "silence", title: "an idle worker, by how long it may be silent", trials: silenceTrials, counts: true, once: true},
 	{name: "wake", title: "one job for idle worker processes", trials: wakeTrials, counts: true},
 	{name: "lanes", title: "jobs that wait for each other", trials: lanesTrials, counts: true, once: true},
 	{name: "rate", title: "one limit with a rate for 8 worker processes", trials: rateTrials, counts: true, once: true},
@@ -341,7 +342,7 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 // the tables; the soaks take hours; adapters needs the others' programs.
 func wanted(t test, names []string) bool {
 	if names == nil {
-		return t.name != "storage" && t.name != "soak" && t.name != soakKeyed && t.name != "adapters"
+		return t.name != "storage" && t.name != "silence" && t.name != "soak" && t.name != soakKeyed && t.name != "adapters"
 	}
 	return contains(names, t.name)
 }

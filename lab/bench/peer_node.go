@@ -196,6 +196,33 @@ func (s *nodeSession) fillLanes(_ context.Context, n, lanes int) (stretch, error
 	return s.took("fill", n, map[string]any{"lanes": lanes})
 }
 
+// fillLarge puts jobs of one tenant into pg-boss.
+func (s *nodeSession) fillLarge(_ context.Context, n int) (stretch, error) {
+	return s.took("fillLarge", n, map[string]any{})
+}
+
+// tenBehind gives how long ten jobs of another tenant took, again and again, of which no more than each ran at once, and how
+// many of the large one were done in a second.
+func (s *nodeSession) tenBehind(_ context.Context, each, large int, limit time.Duration) (all []time.Duration, rate float64, err error) {
+	var gaps []float64
+	for i := range 1000 {
+		gaps = append(gaps, gap(i).Seconds()*1000)
+	}
+	var answer struct {
+		Times      []float64
+		Unfinished int
+		Rate       float64
+	}
+	err = s.call(map[string]any{"cmd": "tenBehind", "each": each, "gaps": gaps, "limit": limit.Milliseconds(), "large": large * 9 / 10}, &answer)
+	for _, ms := range answer.Times {
+		all = append(all, milliseconds(ms))
+	}
+	if answer.Unfinished > 0 {
+		fmt.Fprintf(os.Stderr, "bench: %d of the last ten jobs were not done after %s\n", answer.Unfinished, all[len(all)-1])
+	}
+	return all, answer.Rate, err
+}
+
 func (s *nodeSession) transact(_ context.Context, n int, how string) (stretch, error) {
 	return s.took("transact", n, map[string]any{"how": how})
 }

@@ -216,8 +216,11 @@ func drawPercentiles(r report, test, title string) (*plot.Plot, bool, error) {
 			y := float64(len(names))
 			p50s, p99s = append(p50s, plotter.XY{X: res.Median, Y: y}), append(p99s, plotter.XY{X: res.P99, Y: y})
 			who := res.Peer + ", " + res.Settings
-			if res.Variant != "" {
+			switch {
+			case res.Variant != "" && res.Peer == "onceq":
 				who = res.Variant
+			case res.Variant != "":
+				who = res.Peer + " " + res.Settings + ", " + res.Variant
 			}
 			names = append(names, fmt.Sprintf("%s: %s / %s", who, number(res.Median), number(res.P99)))
 			low, high = min(low, res.Median), max(high, res.P99)

@@ -35,7 +35,9 @@ func queuesTrials(b *bench) []trial {
 			for _, n := range []int{1, b.sizes.queues[len(b.sizes.queues)-1]} {
 				trials = append(trials, trial{
 					test: "queues", variant: expiredName(n), peer: p,
-					measure: func(ctx context.Context, r *room) ([]figure, error) { return expired(ctx, r, b.sizes, n) },
+					measure: func(ctx context.Context, r *room) ([]figure, error) {
+						return expired(ctx, r, b.sizes, n, onceq.WorkerConfig{}, expiredName(n))
+					},
 				})
 			}
 		}
@@ -75,11 +77,12 @@ func expiredName(n int) string {
 }
 
 // expired measures how long it takes until a worker that is idle finds a job whose lease has run out in one of n queues.
-func expired(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
+func expired(ctx context.Context, r *room, s sizes, n int, cfg onceq.WorkerConfig, name string) ([]figure, error) {
 	q, names := ours(r), queueNames(n)
 	started := make(chan time.Time, 1)
 	kind := onceq.Kind[Task]{Name: "noop"}
-	stop, err := q.run(ctx, onceq.WorkerConfig{Also: names, Without: []string{onceq.DefaultQueue}}, kind.Handle(func(context.Context, *onceq.Lease, Task) error {
+	cfg.Also, cfg.Without = names, []string{onceq.DefaultQueue}
+	stop, err := q.run(ctx, cfg, kind.Handle(func(context.Context, *onceq.Lease, Task) error {
 		started <- time.Now()
 		return nil
 	}))
@@ -119,7 +122,7 @@ func expired(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 			return nil, ctx.Err()
 		}
 	}
-	return []figure{latencyFigure(expiredName(n), all)}, nil
+	return []figure{latencyFigure(name, all)}, nil
 }
 
 func trickleName(n int) string {
@@ -149,7 +152,63 @@ func idleQueues(ctx context.Context, r *room, s sizes, n int) ([]figure, error) 
 	if err := pause(ctx, settled(1)+s.rest); err != nil {
 		return nil, err
 	}
-	m, err := r.server.newMeter(ctx, nil, ms.pids())
+	return idleFigures(ctx, r, o, s, ms.pids(), queuesName(n))
+}
+
+// silences are how long an idle worker may be silent; 0 is what it is without PollInterval.
+var silences = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, 0, 2200 * time.Millisecond, 4400 * time.Millisecond, 10 * time.Second}
+
+// silenceTrials say what an idle worker costs, and how late it finds a job whose lease has run out, by how long it may be silent.
+func silenceTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name != "onceq" {
+			continue
+		}
+		for _, silence := range silences {
+			cfg := onceq.WorkerConfig{PollInterval: silence}
+			name := "by default"
+			if silence != 0 {
+				name = "silent for " + silence.String()
+			}
+			trials = append(trials, trial{
+				test: "silence", variant: name, peer: p, counted: true,
+				measure: func(ctx context.Context, r *room) ([]figure, error) {
+					figures, err := silent(ctx, r, b.sizes, cfg, name)
+					if err != nil {
+						return nil, err
+					}
+					late, err := expired(ctx, r, b.sizes, 1, cfg, name+": a lease runs out, until the job runs again")
+					return append(figures, late...), err
+				},
+			})
+		}
+	}
+	return trials
+}
+
+// silent says what a worker of this process costs that has nothing to do.
+func silent(ctx context.Context, r *room, s sizes, cfg onceq.WorkerConfig, name string) ([]figure, error) {
+	o, err := r.observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer o.close()
+	kind := onceq.Kind[Task]{Name: "noop"}
+	stop, err := ours(r).run(ctx, cfg, kind.Handle(func(context.Context, *onceq.Lease, Task) error { return nil }))
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	if err := pause(ctx, settled(1)); err != nil {
+		return nil, err
+	}
+	return idleFigures(ctx, r, o, s, nil, name)
+}
+
+// idleFigures counts the statements and the CPU time for a while, of the server and of the client processes beside this one.
+func idleFigures(ctx context.Context, r *room, o *observer, s sizes, clients []int, name string) ([]figure, error) {
+	m, err := r.server.newMeter(ctx, nil, clients)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +219,6 @@ func idleQueues(ctx context.Context, r *room, s sizes, n int) ([]figure, error) 
 	}
 	_, client, server, err := m.stop(ctx)
 	took := time.Since(began).Seconds()
-	name := queuesName(n)
 	return []figure{
 		{variant: name + statementsName, unit: "a second", value: rate},
 		{variant: name + cpuName, unit: "% of a core", value: 100 * (client + server) / took},

@@ -173,35 +173,63 @@ func burstOf(starts []float64, rate float64) (burst float64) {
 func fairTrials(b *bench) []trial {
 	var trials []trial
 	for _, p := range b.peers {
-		if p.name != "onceq" {
-			continue
-		}
-		for _, each := range []int{1, tenantShare} {
-			name := fairName(each)
-			kind := onceq.Kind[Task]{
-				Name:  "noop",
-				Lane:  func(t Task) string { return []string{"large", "small"}[t.N] },
-				Limit: func(Task) string { return "machine" },
-			}
-			trials = append(trials, trial{
-				test: "fair", variant: name, peer: p,
-				prepare: func(ctx context.Context, r *room) error {
-					q := ours(r)
-					if err := q.SetLimit(ctx, q.pool, "machine", onceq.Limit{AtOnce: tenantShare}); err != nil {
-						return err
-					}
-					if err := q.SetLaneLimit(ctx, q.pool, "noop", "", each); err != nil {
-						return err
-					}
-					return q.enqueue(ctx, 0, b.sizes.big, func(int) onceq.Job { return kind.Job(Task{0}) })
-				},
-				measure: func(ctx context.Context, r *room) ([]figure, error) {
-					return tenBehind(ctx, ours(r), name, kind, b.sizes.limit, b.sizes.big)
-				},
-			})
+		switch {
+		case p.name == "onceq":
+			trials = append(trials, fairTrial(b, p, 1), fairTrial(b, p, tenantShare))
+		case p.name == "pg-boss" && p.settings != "default":
+			trials = append(trials, boundedTrial(b, p, 1), boundedTrial(b, p, tenantShare/2))
 		}
 	}
 	return trials
+}
+
+// fairTrial has a lane for each tenant, and turns among them.
+func fairTrial(b *bench, p peer, each int) trial {
+	name := fairName(each)
+	kind := onceq.Kind[Task]{
+		Name:  "noop",
+		Lane:  func(t Task) string { return []string{"large", "small"}[t.N] },
+		Limit: func(Task) string { return "machine" },
+	}
+	return trial{
+		test: "fair", variant: name, peer: p,
+		prepare: func(ctx context.Context, r *room) error {
+			q := ours(r)
+			if err := q.SetLimit(ctx, q.pool, "machine", onceq.Limit{AtOnce: tenantShare}); err != nil {
+				return err
+			}
+			if err := q.SetLaneLimit(ctx, q.pool, "noop", "", each); err != nil {
+				return err
+			}
+			return q.enqueue(ctx, 0, b.sizes.big, func(int) onceq.Job { return kind.Job(Task{0}) })
+		},
+		measure: func(ctx context.Context, r *room) ([]figure, error) {
+			return tenBehind(ctx, ours(r), name, kind, b.sizes.limit, b.sizes.big)
+		},
+	}
+}
+
+// boundedTrial is for a peer that has no turns. What it has is a bound for each tenant, which leaves a part of the workers to others.
+func boundedTrial(b *bench, p peer, each int) trial {
+	type bounded interface {
+		fillLarge(ctx context.Context, n int) (stretch, error)
+		tenBehind(ctx context.Context, each, large int, limit time.Duration) ([]time.Duration, float64, error)
+	}
+	return trial{
+		test: "fair", variant: fairName(each), peer: p,
+		prepare: func(ctx context.Context, r *room) error {
+			_, err := r.session.(bounded).fillLarge(ctx, b.sizes.big)
+			return err
+		},
+		measure: func(ctx context.Context, r *room) ([]figure, error) {
+			all, rate, err := r.session.(bounded).tenBehind(ctx, each, b.sizes.big, b.sizes.limit)
+			return fairFigures(fairName(each), all, rate), err
+		},
+	}
+}
+
+func fairFigures(name string, all []time.Duration, rate float64) []figure {
+	return []figure{latencyFigure(name, all), {variant: name + ": the other's jobs", unit: "jobs/s", value: rate}}
 }
 
 // tenantShare is how many jobs of all tenants run at once, and how many of each.
@@ -255,5 +283,5 @@ func tenBehind(ctx context.Context, q *onceqQueue, name string, kind onceq.Kind[
 		all = append(all, last.Sub(enqueued))
 	}
 	rate := float64(others.Load()-before) / time.Since(began).Seconds()
-	return []figure{latencyFigure(name, all), {variant: name + ": the other's jobs", unit: "jobs/s", value: rate}}, nil
+	return fairFigures(name, all, rate), nil
 }

@@ -126,8 +126,19 @@ async function pgboss() {
   await boss.createQueue('noop', { notify })
   await boss.createQueue('keyed', { policy: 'exclusive' })
   await boss.createQueue('lanes', { policy: 'key_strict_fifo' })
+  await boss.createQueue('tenants', { notify })
+  const tenant = (id, from, to) => boss.insert('tenants', range(from, to).map((n) => ({ data: { n, tenant: id }, group: { id } })))
   let filled = 'noop'
   return {
+    async fillLarge(from, n) {
+      for (let i = from; i < from + n; i += 1000) await tenant('large', i, Math.min(i + 1000, from + n))
+    },
+    // Each worker asks twice a second. Where one job of a tenant may run at once, 100 workers would only ask in vain.
+    async tenBehind(each, started) {
+      const done = async ([job]) => started(job.data.tenant === 'small')
+      await boss.work('tenants', { localConcurrency: each === 1 ? 10 : 100, groupConcurrency: each, pollingIntervalSeconds: 0.5 }, done)
+      return () => tenant('small', 0, 10)
+    },
     async fill(from, n, keyed, lanes) {
       filled = lanes ? 'lanes' : keyed ? 'keyed' : 'noop'
       for (let i = from; i < from + n; i += 1000) {
@@ -230,6 +241,37 @@ const commands = {
     return { took: now() - began }
   },
   drain: (command) => peer.drain(command),
+  async fillLarge({ from, n }) {
+    if (!peer.fillLarge) throw new NotOffered()
+    const began = now()
+    await peer.fillLarge(from, n)
+    return { took: now() - began }
+  },
+  // tenBehind enqueues ten jobs of a small tenant every now and then, and says how long each ten took. The last ten may be not done.
+  async tenBehind({ each, gaps, limit, large }) {
+    let others = 0
+    let left = 0
+    let finish = () => {}
+    const enqueue = await peer.tenBehind(each, (small) => {
+      if (!small) others++
+      else if (--left === 0) finish()
+    })
+    await sleep(1000)
+    const times = []
+    const first = now()
+    const before = others
+    const rest = () => first + limit - now()
+    for (let i = 0; rest() > 0 && others < large; i++) {
+      await sleep(gaps[i % gaps.length])
+      left = 10
+      const done = new Promise((resolve) => (finish = resolve))
+      const began = now()
+      await enqueue()
+      await Promise.race([done, sleep(Math.max(0, rest()))])
+      times.push(now() - began)
+    }
+    return { times, unfinished: left, rate: ((others - before) * 1000) / (now() - first) }
+  },
   async latency({ gaps, limit }) {
     let started
     const enqueue = await peer.idle(() => started(now()))
