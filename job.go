@@ -105,7 +105,7 @@ type Job struct {
 	// the order of priority, due time and id. The others wait outside of the table that workers search. Lanes of different
 	// families are different. LaneFamily is the kind's name by default; kinds with the same family share its lanes and
 	// limits. LaneRule says what a failed, dead or held job does to its lane. At most MaxLaneBytes, and MaxNameBytes for the
-	// family. Not together with Replace.
+	// family.
 	Lane       string
 	LaneFamily string
 	LaneRule   LaneRule
@@ -113,7 +113,6 @@ type Job struct {
 	// Limit names a limit that holds for all jobs with this name, of any kinds and lanes, without an order: how many are live
 	// at once, how many start in a time, or both. Queue.SetLimit says; without that it is one at a time. A job may have a lane
 	// and a limit. It then waits for its lane first, and the lanes take turns in the limit. At most MaxLaneBytes.
-	// Not together with Replace.
 	Limit string
 
 	// After names jobs that must be finished before this one starts: enqueued in the same transaction or long before. IfDead says
@@ -141,11 +140,14 @@ type Job struct {
 	// Replaced set, and this job's other fields count for nothing. With ReplaceTime and a Delay the job runs when no further
 	// call has come for that long (a debounce); use UntilFinished as the Window if the key is to be free after that.
 	//
-	// If the job was started before, has a lane or a limit, waits for others, or is finished and its key still taken, nothing is
+	// A job with a Lane or a Limit changes only one with the same Lane and Limit. Once they have let that one go on, it keeps its
+	// time, and ReplaceTime alone changes nothing.
+	//
+	// If the job was started before, has another lane or limit, waits for others, or is finished and its key still taken, nothing is
 	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a
 	// *MismatchError, so that no change is lost silently. A job that failed or was given back counts as started, also after a Redrive. Enqueue
-	// waits while a claim of the job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
-	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError. Nor can one in a batch (EnqueueInBatch).
+	// waits while a claim of the job is under way, or a transaction that lets it into its lane. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
+	// with an After cannot replace another, which is an *InvalidError. Nor can one in a batch (EnqueueInBatch).
 	Replace Replace
 
 	follows, member bool // of a group that is made in this call: EnqueueGroup, AddMembers

@@ -55,9 +55,6 @@ func (j *Job) lane() (string, error) {
 	if j.Lane == "" && j.Limit == "" {
 		return "", nil
 	}
-	if j.Replace != 0 {
-		return "", invalid("Replace", "is set for a job with a Lane or a Limit, which cannot replace another yet; leave out Replace, or the Lane and the Limit")
-	}
 	if j.LaneRule < 0 || j.LaneRule > Overtake|StopLane {
 		return "", invalid("LaneRule", "is %d; use Overtake, StopLane, both, or neither", j.LaneRule)
 	}
@@ -106,13 +103,13 @@ func dueIn(lane, n string) string {
 // left to a promoter. leasing says how it is leased at once (successors.go), if it is.
 //
 // One whose id a live job has (twin) waits until that one is gone: nothing refused that one's id, because no Enqueue of a plain job
-// looks into job_waits.
+// looks into job_waits. One that was put off since the snapshot (Replace) waits for its time.
 func admitWaits(by leasing) string {
 	moved, at := by.inOrder("moved")
 	return `
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not ` + twin("h.id") + ` for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -332,7 +329,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
 ),
 straight as materialized (
   select id, line

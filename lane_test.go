@@ -63,9 +63,12 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shar
 	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 3))
 	share(3)
 	s.kind.LaneRule = rule
-	for range 6 {
+	for range 3 {
 		s.waiting = append(s.waiting, add())
 	}
+	r, err := q.Enqueue(ctx, pool, s.keyed())
+	require.NoError(t, err)
+	s.waiting = append(s.waiting, r.ID, add(), add())
 	s.first, s.second = claim(), claim()
 	s.unheld, s.waiting = s.waiting[2], s.waiting[3:]
 	if limit < 3 {
@@ -74,6 +77,13 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shar
 	}
 	require.NoError(t, s.db.Check())
 	return s
+}
+
+// keyed is the first job that waits.
+func (s *laneScene) keyed() onceq.Job {
+	job := s.kind.Job(0)
+	job.Key = s.kind.LaneFamily
+	return job
 }
 
 // most gives how many jobs of the lane, and of its limit, may be live by now, and whether a dead job stops the lane: then no more
@@ -144,6 +154,12 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 		return err
 	},
 	"discard": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.db.Queue.Discard(ctx, tx, s.dead) },
+	"put off the next": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		job := s.keyed()
+		job.Replace, job.Delay = onceq.ReplaceTime, time.Hour
+		_, err := s.db.Queue.Enqueue(ctx, tx, job)
+		return err
+	},
 	"limit 1": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.SetLaneLimit(ctx, tx, s.kind.LaneFamily, "", 1)
 	},
@@ -214,8 +230,8 @@ var shareMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) e
 	"cancel the next": laneMoves["cancel the next"], "cancel a live one": laneMoves["cancel a live one"],
 	"redrive the dead one": laneMoves["redrive the dead one"], "redrive the cancelled one": laneMoves["redrive the cancelled one"], "discard": laneMoves["discard"],
 	"limit 1": laneMoves["limit 1"], "limit 4": laneMoves["limit 4"], "remove the limit": laneMoves["remove the limit"],
-	"pause the kind": laneMoves["pause the kind"],
-	"give back":      func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Release(ctx) }, // on a connection of its own
+	"pause the kind": laneMoves["pause the kind"], "put off the next": laneMoves["put off the next"],
+	"give back": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Release(ctx) }, // on a connection of its own
 	"share 0": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.SetLimit(ctx, tx, s.kind.LaneFamily, onceq.Limit{})
 	},
@@ -238,13 +254,13 @@ var shareMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) e
 // run.
 func TestLane_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
-	everyPair(t, laneMoves, false, "limit 0", "fail", "die", "pause the queue", "pause the kind", "resume")
+	everyPair(t, laneMoves, false, "limit 0", "put off the next", "fail", "die", "pause the queue", "pause the kind", "resume")
 }
 
 // The same for jobs that have a limit as well as a lane.
 func TestLimit_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
-	everyPair(t, shareMoves, true, "complete and lease", "redrive the cancelled one", "discard", "remove the limit", "fail", "pause the kind", "share 0")
+	everyPair(t, shareMoves, true, "complete and lease", "redrive the cancelled one", "discard", "remove the limit", "put off the next", "fail", "pause the kind", "share 0")
 }
 
 // everyPair tries all pairs of moves with ONCEQ_TEST_PAIRS=all (make matrix MODES=pairs). Otherwise it leaves out five in six of those with a seldom move, and of
@@ -324,7 +340,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 			require.NoError(t, pool.QueryRow(ctx, blocked).Scan(&waits))
 		}
 	}
-	sameRow := a == b || laneRow[a] != "" && laneRow[a] == laneRow[b]
+	sameRow := a == b || laneRow[a] != "" && laneRow[a] == laneRow[b] || b == "put off the next" // which waits for whoever has the row
 	require.False(t, waits && !sameRow, "%s waits for %s", b, a)
 	check()
 	if commit {
@@ -375,6 +391,11 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	if stopped {
 		_, err := q.Redrive(ctx, pool, s.first.ID)
 		require.NoError(t, err)
+	}
+	if a == "put off the next" || b == "put off the next" {
+		if _, err := q.Retry(ctx, pool, s.waiting[0]); err != nil {
+			require.ErrorIs(t, err, onceq.ErrNotFound)
+		}
 	}
 	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 1))
 	if s.kind.Limit != nil {

@@ -394,7 +394,7 @@ turn as materialized (
 ),
 ours as materialized (
   select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
+         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
   union all
   select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then ` + slotOf + ` end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t

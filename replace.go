@@ -30,39 +30,58 @@ func (j *Job) checkReplace() error {
 	return nil
 }
 
-// replaceJobs changes jobs that no claim has had, and the fingerprints of their fences; not those with a lane or a limit, which
-// may still wait for it, nor those that somebody has asked to cancel. It waits for a claim that is under way, and leaves the job alone if that has taken it. It returns the
-// ids of the jobs that it changed, and whether they are delayed.
-var replaceJobs = `
+// replaceIn changes jobs in a table that no claim has had, and the fingerprints of their fences; not those that somebody has
+// asked to cancel. It waits for a claim that is under way, and leaves the job alone if that has taken it. suits says of a row that a may
+// change it, and timed of m that the time changes. It returns the ids of the jobs that it changed, and whether they are delayed.
+func replaceIn(table, suits, timed, more string) string {
+	return `
 with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay)
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
    order by id
 ),
 mine as materialized (
-  select a.*
+  select a.*, j.line
     from asked a
    cross join lateral (
-         select id from onceq.jobs
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null and lane is null
-            and not ` + cancelAsked("jobs") + `
+         select lane as line from onceq.` + table + `
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and ` + suits + `
+            and not ` + cancelAsked(table) + `
             for update) j
 ),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
     from (select * from mine where parts & 1 > 0 order by scope, key) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
-)
-update onceq.jobs j
-   set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-       payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-       metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-       run_at        = case when m.parts & 2 > 0
-                            then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                            else j.run_at end
-  from mine m
- where j.id = any (array[m.id])
-returning j.id, j.run_at > statement_timestamp()`
+),
+changed as (
+  update onceq.` + table + ` j
+     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when ` + timed + `
+                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                              else j.run_at end
+    from mine m
+   where j.id = any (array[m.id])
+  returning j.id, j.run_at, ` + timed + ` as timed, m.line
+)` + more + `
+select id, run_at > statement_timestamp() from changed`
+}
+
+// replaceJobs is for jobs that no lane or limit holds back any more. One that has such lines keeps its time, and its place in them.
+var replaceJobs = replaceIn("jobs", `leased_until is null
+            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || `+sqlSep+` || '`+slotMark+`']) and a.parts & 1 > 0 end`,
+	`m.parts & 2 > 0 and m.path = ''`, "")
+
+// replaceWaits is for jobs that wait for their lane or their limit. One that has its place in the lane and waits for its limit
+// keeps its time. Whose time is another one has to be looked at then, and perhaps now.
+var replaceWaits = replaceIn("job_waits", `coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, `+sqlSep+`))
+            and (a.parts & 1 > 0 or lane = `+firstLine("a.path")+`)`,
+	`m.parts & 2 > 0 and m.line = `+firstLine("m.path"), `,
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select `+laneSlot("line")+`, run_at, line from changed where timed
+)`)
 
 // notReplaced says why Replace did not change the job that r describes, if it is set.
 func (j *Job) notReplaced(r Result) string {
@@ -74,7 +93,7 @@ func (j *Job) notReplaced(r Result) string {
 	case j.Replace&ReplacePayload == 0:
 		return "ReplacePayload is not set"
 	}
-	return fmt.Sprintf("job %d was started before, has a lane or a limit, waits for others, or is being cancelled", r.ID)
+	return fmt.Sprintf("job %d was started before, has another lane or limit, waits for others, or is being cancelled", r.ID)
 }
 
 // replaceable reports whether the job at place i may replace the one that r describes and whose fence has the fingerprint mark.
@@ -86,18 +105,20 @@ func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
 }
 
-// replace changes the jobs that those at the given places may replace, and returns the places of those that did.
+// replace changes the jobs that those at the given places may replace, and returns the places of those that did. What waits is
+// looked at first: a job may become live between the two statements, and one that nobody has claimed does not go back.
 func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int, err error) {
 	slices.SortFunc(places, func(i, j int) int { return cmp.Compare(s.results[i].ID, s.results[j].ID) })
 	n := len(places)
 	ids, byID := make([]int64, n), make(map[int64]int, n)
-	scopes, keys, payloads, metadata := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	scopes, keys, payloads, metadata, paths := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	bytes, marks := make([][]byte, n), make([][]byte, n)
 	parts, ats, delays := make([]int16, n), make([]int64, n), make([]int64, n)
+	statements := []string{replaceJobs}
 	for k, i := range places {
 		e := &s.all[i]
 		ids[k], byID[s.results[i].ID] = s.results[i].ID, i
-		scopes[k], keys[k], metadata[k] = e.header.scope, e.key, e.header.metadata
+		scopes[k], keys[k], metadata[k], paths[k] = e.header.scope, e.key, e.header.metadata, e.lane
 		payloads[k], bytes[k], marks[k] = e.json, e.bytes, e.fingerprint
 		parts[k], delays[k] = int16(s.jobs[i].Replace), e.header.delay.Microseconds()
 		if !e.header.at.IsZero() {
@@ -107,22 +128,27 @@ func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int
 			s.tried = make(map[int]Result)
 		}
 		s.tried[i] = s.results[i]
-	}
-	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays}
-	err = s.q.sendBare(ctx, db, replaceJobs, args, each(func(rows pgx.Rows) error {
-		var id int64
-		var delayed bool
-		if err := rows.Scan(&id, &delayed); err != nil {
-			return err
+		if e.lane != "" {
+			statements = []string{replaceWaits, replaceJobs}
 		}
-		i := byID[id]
-		s.results[i] = accepted(id, delayed)
-		s.results[i].Duplicate, s.results[i].Replaced = true, true
-		done = append(done, i)
-		return nil
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: replacing a job: %w", err)
+	}
+	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths}
+	for _, statement := range statements {
+		err = s.q.sendBare(ctx, db, statement, args, each(func(rows pgx.Rows) error {
+			var id int64
+			var delayed bool
+			if err := rows.Scan(&id, &delayed); err != nil {
+				return err
+			}
+			i := byID[id]
+			s.results[i] = accepted(id, delayed)
+			s.results[i].Duplicate, s.results[i].Replaced = true, true
+			done = append(done, i)
+			return nil
+		}))
+		if err != nil {
+			return nil, fmt.Errorf("onceq: replacing a job: %w", err)
+		}
 	}
 	return done, nil
 }

@@ -277,7 +277,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -420,7 +420,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -1981,7 +1981,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -2097,7 +2097,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2262,7 +2262,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -2387,7 +2387,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2543,7 +2543,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -2674,7 +2674,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2882,7 +2882,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -3064,7 +3064,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -4773,7 +4773,7 @@ turn as materialized (
 ),
 ours as materialized (
   select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
   union all
   select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
        else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
@@ -5373,18 +5373,57 @@ select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timesta
  where exists (select from due) and not exists (select from onceq.lane_calls c
                     where c.slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
 
--- replace.go: replaceJobs
+-- replace.go: replaceIn job_waits
 with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay)
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
    order by id
 ),
 mine as materialized (
-  select a.*
+  select a.*, j.line
     from asked a
    cross join lateral (
-         select id from onceq.jobs
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null and lane is null
+         select lane as line from onceq.job_waits
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, E'\x1f'))
+            and (a.parts & 1 > 0 or lane = coalesce(nullif(split_part(a.path, E'\x1f', 1), ''), split_part(a.path, E'\x1f', 2)))
+            and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
+            for update) j
+),
+fence as (
+  update onceq.job_fences f set fingerprint = m.fingerprint
+    from (select * from mine where parts & 1 > 0 order by scope, key) m
+   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+),
+changed as (
+  update onceq.job_waits j
+     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))
+                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                              else j.run_at end
+    from mine m
+   where j.id = any (array[m.id])
+  returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(line), 1))::bit(4)::int::smallint, run_at, line from changed where timed
+)
+select id, run_at > statement_timestamp() from changed;
+
+-- replace.go: replaceIn jobs
+with asked as materialized (
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+   order by id
+),
+mine as materialized (
+  select a.*, j.line
+    from asked a
+   cross join lateral (
+         select lane as line from onceq.jobs
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null
+            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || E'\x1f' || '@']) and a.parts & 1 > 0 end
             and not exists (select from onceq.job_cancels x where x.job_id = jobs.id and x.requested_at >= jobs.created_at offset 0)
             for update) j
 ),
@@ -5392,17 +5431,20 @@ fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
     from (select * from mine where parts & 1 > 0 order by scope, key) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+),
+changed as (
+  update onceq.jobs j
+     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when m.parts & 2 > 0 and m.path = ''
+                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                              else j.run_at end
+    from mine m
+   where j.id = any (array[m.id])
+  returning j.id, j.run_at, m.parts & 2 > 0 and m.path = '' as timed, m.line
 )
-update onceq.jobs j
-   set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-       payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-       metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-       run_at        = case when m.parts & 2 > 0
-                            then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                            else j.run_at end
-  from mine m
- where j.id = any (array[m.id])
-returning j.id, j.run_at > statement_timestamp();
+select id, run_at > statement_timestamp() from changed;
 
 -- rescan.go: addQueues
 insert into onceq.queues (queue, rescanned_at)
@@ -5625,7 +5667,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -5723,7 +5765,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -5783,7 +5825,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])

@@ -159,12 +159,12 @@ func TestReplace_SaysWhyItChangedNothing(t *testing.T) {
 		require.ErrorIs(t, err, onceq.ErrMismatch)
 		require.Regexp(t, regexp.QuoteMeta("or set IgnorePayload if none must"+end)+"$", err)
 	}
-	const replace = ", or Replace to change a job that nobody has started and that has no lane, no limit and no After"
+	const replace = ", or Replace to change a job that nobody has started and that waits for no others"
 	says(onceq.Job{Key: "a"}, replace)
 	says(onceq.Job{Key: "a", Lane: "a"}, replace)
 	says(onceq.Job{Key: "a", Replace: onceq.ReplaceTime}, "; Replace changed nothing, because ReplacePayload is not set")
 	says(onceq.Job{Key: "lane"}, replace)
-	says(onceq.Job{Key: "lane", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d was started before, has a lane or a limit, waits for others, or is being cancelled", laned))
+	says(onceq.Job{Key: "lane", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d was started before, has another lane or limit, waits for others, or is being cancelled", laned))
 	l := laneClaimOne(t, q, id)
 	says(onceq.Job{Key: "a"}, "")
 	says(onceq.Job{Key: "a", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d is running", id))
@@ -173,38 +173,223 @@ func TestReplace_SaysWhyItChangedNothing(t *testing.T) {
 	says(onceq.Job{Key: "a", Replace: both}, fmt.Sprintf("; Replace changed nothing, because job %d is completed", id))
 }
 
-// A job with a lane or a limit is not replaced, whether it still waits for that or is live.
-func TestReplace_AJobWithALaneOrALimitStays(t *testing.T) {
+// lines are the jobs that wait for others in each way.
+var lines = []onceq.Job{{Lane: "a"}, {Limit: "provider"}, {Lane: "a", Limit: "provider"}}
+
+// inLine is replacing in a lane, a limit or both.
+func inLine(line onceq.Job, payload any, delay time.Duration, what onceq.Replace) onceq.Job {
+	job := replacing(payload, delay, what)
+	job.Lane, job.Limit, job.Window = line.Lane, line.Limit, onceq.UntilFinished
+	return job
+}
+
+// claimSoon claims until there is a job.
+func claimSoon(t *testing.T, q *onceq.Queue) *onceq.Lease {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		leases, err := q.Claim(t.Context(), onceq.ClaimOptions{})
+		require.NoError(t, err)
+		if len(leases) > 0 {
+			return leases[0]
+		}
+	}
+	require.Fail(t, "there is no job")
+	return nil
+}
+
+// A job that waits for its lane or its limit is replaced there. One that is put off lets the others by, and is let in at its time.
+func TestReplace_InALaneOrALimit(t *testing.T) {
 	t.Parallel()
-	for _, lines := range []onceq.Job{{Lane: "a"}, {Limit: "provider"}, {Lane: "a", Limit: "provider"}} {
+	for _, line := range lines {
 		db := queuetest.New(t)
 		ctx, q := t.Context(), db.Queue
-		first := lines
-		first.Kind, first.Payload = "k", 0
+		replaced := func(id int64, payload any, delay time.Duration, want onceq.State) {
+			t.Helper()
+			r, err := q.Enqueue(ctx, db.Pool, inLine(line, payload, delay, both))
+			require.NoError(t, err)
+			require.Equal(t, onceq.Result{ID: id, Duplicate: true, Replaced: true, State: want}, r)
+		}
+		plain := func() int64 {
+			job := inLine(line, 0, 0, 0)
+			job.Key = ""
+			return add(t, db, job)
+		}
+		first := plain()
+		id := add(t, db, inLine(line, 1, 0, 0))
+		last := plain()
+		l := laneClaimOne(t, q, first)
+		replaced(id, 2, time.Hour, onceq.StateDelayed)
+		require.NoError(t, l.Complete(ctx, nil))
+		l = laneClaimOne(t, q, last)
+		replaced(id, 3, 0, onceq.StateWaiting)
+		require.NoError(t, l.Complete(ctx, nil))
+		l = laneClaimOne(t, q, id)
+		require.Equal(t, "3", string(l.Payload))
+		require.NoError(t, l.Complete(ctx, nil))
+
+		// Nothing but its own time lets it in.
+		job := inLine(line, 1, time.Hour, both)
+		id = add(t, db, job)
+		job.Payload, job.Delay = 2, 300*time.Millisecond
+		r, err := q.Enqueue(ctx, db.Pool, job)
+		require.NoError(t, err)
+		require.Equal(t, onceq.Result{ID: id, Duplicate: true, Replaced: true, State: onceq.StateDelayed}, r)
+		l = claimSoon(t, q)
+		require.Equal(t, id, l.ID)
+		require.Equal(t, "2", string(l.Payload))
+		require.NoError(t, l.Complete(ctx, nil))
+		require.NoError(t, db.Check())
+	}
+}
+
+// A job that its lane and its limit have let in gets the payload and keeps its time. So does one that has its lane's place and
+// waits for its limit.
+func TestReplace_WhatIsLetInKeepsItsTime(t *testing.T) {
+	t.Parallel()
+	check := func(db *queuetest.DB, id int64, line onceq.Job) {
+		t.Helper()
+		ctx, q := t.Context(), db.Queue
+		was := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+		r, err := q.Enqueue(ctx, db.Pool, inLine(line, 1, time.Hour, onceq.ReplaceTime))
+		require.NoError(t, err)
+		require.False(t, r.Replaced)
+		require.Equal(t, was, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)))
+		r, err = q.Enqueue(ctx, db.Pool, inLine(line, 2, time.Hour, both))
+		require.NoError(t, err)
+		require.Equal(t, onceq.Result{ID: id, Duplicate: true, Replaced: true, State: was.State}, r)
+		now := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+		require.Equal(t, was.RunAt, now.RunAt)
+		require.Equal(t, "2", string(now.Payload))
+	}
+	for _, line := range lines {
+		db := queuetest.New(t)
+		id := add(t, db, inLine(line, 1, 0, 0))
+		leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Kinds: []string{"none"}}) // lets it in
+		require.NoError(t, err)
+		require.Empty(t, leases)
+		require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.jobs where id = $1`, id))
+		check(db, id, line)
+		require.NoError(t, laneClaimOne(t, db.Queue, id).Complete(t.Context(), nil))
+		require.NoError(t, db.Check())
+	}
+
+	db := queuetest.New(t)
+	both := onceq.Job{Lane: "a", Limit: "provider"}
+	first := add(t, db, onceq.Job{Kind: "k", Limit: "provider"})
+	l := laneClaimOne(t, db.Queue, first)
+	id := add(t, db, inLine(both, 1, 0, 0))
+	for repairCount(t, db, `select count(*) from onceq.job_waits where id = $1 and lane = '/provider'`, id) == 0 {
+		_, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+		require.NoError(t, err)
+	}
+	check(db, id, both)
+	require.NoError(t, l.Complete(t.Context(), nil))
+	require.NoError(t, laneClaimOne(t, db.Queue, id).Complete(t.Context(), nil))
+
+	// A slot of a rate stays too.
+	id = add(t, db, inLine(onceq.Job{Limit: "provider"}, 1, 0, 0))
+	_, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Kinds: []string{"none"}})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, repairExec(t, db, `update onceq.jobs set lane = lane || E'\x1f@', run_at = statement_timestamp() + interval '1 hour' where id = $1`, id))
+	check(db, id, onceq.Job{Limit: "provider"})
+	require.NoError(t, db.Check())
+}
+
+// Only a job with the same lane and limit is replaced: where the other one waits does not change.
+func TestReplace_NotInAnotherLaneOrLimit(t *testing.T) {
+	t.Parallel()
+	others := append(lines, onceq.Job{}, onceq.Job{Lane: "b"}, onceq.Job{Lane: "b", Limit: "provider"}, onceq.Job{Limit: "b"})
+	for _, line := range lines {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		first := inLine(line, 0, 0, 0)
+		first.Key = ""
 		before := add(t, db, first)
-		job := lines
-		job.Kind, job.Key, job.Payload = "k", "a", 1
-		id := add(t, db, job)
+		id := add(t, db, inLine(line, 1, 0, 0))
 		check := func() {
 			t.Helper()
-			want, err := q.Get(ctx, db.Pool, id)
-			require.NoError(t, err)
-			r, err := q.Enqueue(ctx, db.Pool, replacing(1, time.Hour, both))
-			require.NoError(t, err)
-			require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateWaiting}, r)
-			var mismatch *onceq.MismatchError
-			_, err = q.Enqueue(ctx, db.Pool, replacing(2, time.Hour, both))
-			require.ErrorAs(t, err, &mismatch)
-			require.Equal(t, onceq.StateWaiting, mismatch.Existing.State)
-			got, err := q.Get(ctx, db.Pool, id)
-			require.NoError(t, err)
-			require.Equal(t, want, got)
+			want := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+			for _, other := range others {
+				if other.Lane == line.Lane && other.Limit == line.Limit {
+					continue
+				}
+				r, err := q.Enqueue(ctx, db.Pool, inLine(other, 1, time.Hour, both))
+				require.NoError(t, err)
+				require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateWaiting}, r)
+				_, err = q.Enqueue(ctx, db.Pool, inLine(other, 2, time.Hour, both))
+				require.ErrorIs(t, err, onceq.ErrMismatch)
+				require.ErrorContains(t, err, "has another lane or limit")
+			}
+			require.Equal(t, want, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)))
 		}
 		check()
 		require.NoError(t, laneClaimOne(t, q, before).Complete(ctx, nil))
 		require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.jobs where id = $1`, id))
 		check()
 		require.NoError(t, laneClaimOne(t, q, id).Complete(ctx, nil))
+		require.NoError(t, db.Check())
+	}
+}
+
+// A completion that meets a replacement which is not committed leaves the lane to a promoter, which finds the job put off, or in
+// its old place after a rollback. When both come at once, a job that was put off does not become live all the same.
+func TestReplace_MeetsTheEndOfTheJobBefore(t *testing.T) {
+	t.Parallel()
+	for _, line := range lines {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		first := func() *onceq.Lease {
+			job := inLine(line, 0, 0, 0)
+			job.Key = ""
+			return laneClaimOne(t, q, add(t, db, job))
+		}
+		for _, commits := range []bool{true, false} {
+			l := first()
+			id := add(t, db, inLine(line, 1, 0, 0))
+			tx, err := db.Pool.Begin(ctx)
+			require.NoError(t, err)
+			r, err := q.Enqueue(ctx, tx, inLine(line, 2, time.Hour, both))
+			require.NoError(t, err)
+			require.Equal(t, onceq.Result{ID: id, Duplicate: true, Replaced: true, State: onceq.StateDelayed}, r)
+			require.NoError(t, l.Complete(ctx, nil))
+			leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+			require.NoError(t, err)
+			require.Empty(t, leases)
+			if commits {
+				require.NoError(t, tx.Commit(ctx))
+				leases, err = q.Claim(ctx, onceq.ClaimOptions{})
+				require.NoError(t, err)
+				require.Empty(t, leases)
+				r, err = q.Enqueue(ctx, db.Pool, inLine(line, 3, 0, both))
+				require.NoError(t, err)
+				require.True(t, r.Replaced)
+			} else {
+				require.NoError(t, tx.Rollback(ctx))
+			}
+			l = claimSoon(t, q)
+			require.Equal(t, id, l.ID)
+			require.Equal(t, map[bool]string{true: "3", false: "1"}[commits], string(l.Payload))
+			require.NoError(t, l.Complete(ctx, nil))
+		}
+		for range 40 {
+			l := first()
+			id := add(t, db, inLine(line, 1, 0, 0))
+			ended := background(func() (struct{}, error) { return struct{}{}, l.Complete(ctx, nil) })
+			r, err := q.Enqueue(ctx, db.Pool, inLine(line, 1, time.Hour, onceq.ReplaceTime))
+			require.NoError(t, err)
+			_, err = ended()
+			require.NoError(t, err)
+			if r.Replaced {
+				require.Equal(t, onceq.StateDelayed, r.State)
+				require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.job_waits where id = $1`, id))
+				r, err = q.Enqueue(ctx, db.Pool, inLine(line, 1, 0, onceq.ReplaceTime))
+				require.NoError(t, err)
+				require.True(t, r.Replaced)
+			}
+			l = claimSoon(t, q)
+			require.Equal(t, id, l.ID)
+			require.NoError(t, l.Complete(ctx, nil))
+		}
 		require.NoError(t, db.Check())
 	}
 }
