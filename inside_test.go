@@ -38,13 +38,12 @@ var parameters = regexp.MustCompile(`\$(\d+)`)
 func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 	t.Parallel()
 	fill := []string{
-		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, payload)
-		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', 's', g::text, '1' from generate_series(1, 100000) g`,
+		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, payload, lane, lane_rule)
+		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', 's', g::text, '1', 'k/' || g % 1000, 6 from generate_series(1, 100000) g`,
 		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime)
 		 select 0, scope, key, 0, id, id << 20, now(), 1000 from onceq.jobs`,
 		`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, lane, lane_rule)
 		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', '1', 'k/' || g % 1000, 0 from generate_series(1, 100000) g`,
-		`update onceq.jobs set lane = 'k/' || id % 1000, lane_rule = 6`,
 		`insert into onceq.lane_limits (lane, n, lowered) values ('k/', 1000, false)`,
 		`insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) select '/' || g, 1000, 1000, 1000, 10, false from generate_series(1, 10000) g`,
 		`insert into onceq.limit_rates (lane, free_at, gap) select '/' || g, now(), 10 from generate_series(1, 10000) g`,

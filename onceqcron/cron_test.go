@@ -1059,6 +1059,47 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Empty(t, found)
 }
 
+// A tick whose job's key is still taken by a finished job enqueues nothing. Health says so, and says nothing of one that meets a job
+// that still runs, which a key may be for.
+func TestHealth_AKeyThatIsStillTaken(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	one := onceqcron.Schedule{Name: "n", Spec: "@hourly", Missed: onceqcron.All(100), JobFor: func(onceqcron.Tick) (onceq.Job, error) {
+		return onceq.Job{Kind: "k", Key: "always"}, nil
+	}}
+	s := scheduler(t, db, onceqcron.Config{}, one)
+	require.NoError(t, s.Register(t.Context()))
+	ticks := func() []onceqcron.Done {
+		t.Helper()
+		overdue(t, db, "n", now(t, db).Truncate(time.Hour).Add(-time.Hour))
+		require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+		all, err := s.Ticks(t.Context(), nil, "n", time.Now().AddDate(1, 0, 0), 100)
+		require.NoError(t, err)
+		return all
+	}
+	all := ticks()
+	require.Equal(t, []string{"duplicate 1", "fired 1"}, outcomes(t, s, "n"))
+	require.Empty(t, all[0].Note)
+	found, err := s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, found)
+
+	_, err = db.Pool.Exec(t.Context(), `delete from `+db.Schema+`.schedule_ticks`)
+	require.NoError(t, err)
+	kind := onceq.Kind[any]{Name: "k"}
+	db.Drain(kind.Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
+	all = ticks()
+	require.Equal(t, []string{"duplicate 1", "duplicate 1"}, outcomes(t, s, "n"))
+	require.Equal(t, fmt.Sprintf("its key is still taken by job %d, which is completed", all[0].JobID), all[0].Note)
+	found, err = s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Equal(t, "duplicate", found[0].What)
+	require.Equal(t, `2 of the last day's ticks of schedule "n" enqueued nothing, because the key of its job was still taken by one that had finished`, found[0].Detail)
+	require.Contains(t, found[0].Advice, "leave out the Key of its job")
+	require.Equal(t, utc([]time.Time{all[1].At, all[0].At}), utc([]time.Time{found[0].From, found[0].To}))
+}
+
 // A panic makes one tick's job impossible, and the next tick comes. The ledger says where it happened, and the log has the stack.
 func TestTick_AJobThatPanics(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,8 @@ import (
 
 // Health says which schedules need somebody: those that are late ("late"), with the reason if that is a row that cannot be read, that
 // have been paused for over an hour ("paused"), and those of which ticks of the last day did not happen ("missed"): no worker fired
-// them, unless a rule is Latest and the latest of them ran for all; or their jobs were refused. Of each ledger it reads the
+// them, unless a rule is Latest and the latest of them ran for all; or their jobs were refused. And those of which ticks of the last
+// day enqueued nothing, because the key of their job was still taken by one that had finished ("duplicate"). Of each ledger it reads the
 // latest 2,000 lines at most. db may be nil.
 func (s *Scheduler) Health(ctx context.Context, db onceq.DB) ([]Finding, error) {
 	const read = `
@@ -22,24 +23,27 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
        case when s.paused_at is null and s.next_at < statement_timestamp() then statement_timestamp() - s.next_at else '0' end,
        coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp()),
        coalesce(m.refused, 0), coalesce(m.first_refused, statement_timestamp()), coalesce(m.last_refused, statement_timestamp()), coalesce(m.note, ''),
-       s.job is null
+       s.job is null,
+       coalesce(m.taken, 0), coalesce(m.first_taken, statement_timestamp()), coalesce(m.last_taken, statement_timestamp())
   from onceq.schedules s
   left join lateral (
        select sum(t.ticks) filter (where t.outcome = 'missed') as ticks,
               min(t.at) filter (where t.outcome = 'missed') as first, max(t.until) filter (where t.outcome = 'missed') as last,
               sum(t.ticks) filter (where t.outcome = 'refused') as refused,
               min(t.at) filter (where t.outcome = 'refused') as first_refused, max(t.at) filter (where t.outcome = 'refused') as last_refused,
-              (array_agg(t.note order by t.at desc) filter (where t.outcome = 'refused'))[1] as note
+              (array_agg(t.note order by t.at desc) filter (where t.outcome = 'refused'))[1] as note,
+              count(*) filter (where t.outcome = 'duplicate') as taken,
+              min(t.at) filter (where t.outcome = 'duplicate') as first_taken, max(t.at) filter (where t.outcome = 'duplicate') as last_taken
          from (select at, until, ticks, outcome, done_at, note from onceq.schedule_ticks
                 where schedule = s.name order by at desc limit 2000) t
-        where t.outcome in ('missed', 'refused') and t.done_at > statement_timestamp() - interval '1 day'
-          and (t.outcome = 'refused' or s.missed = $1 or s.missed like 'all %' or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
+        where (t.outcome in ('missed', 'refused') or t.outcome = 'duplicate' and starts_with(t.note, $2)) and t.done_at > statement_timestamp() - interval '1 day'
+          and (t.outcome <> 'missed' or s.missed = $1 or s.missed like 'all %' or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
                            where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and f.outcome in ('fired', 'duplicate')))) m on true
  order by s.name`
 	if db == nil {
 		db = s.pool
 	}
-	rows, err := db.Query(ctx, s.sql(read), Skip().String())
+	rows, err := db.Query(ctx, s.sql(read), Skip().String(), takenBy)
 	if err != nil {
 		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", s.told(err))
 	}
@@ -48,9 +52,9 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 	var code bool
 	var name, spec, zone, note string
 	var paused, due time.Duration
-	var ticks, refused int
-	var first, last, firstRefused, lastRefused time.Time
-	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &due, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note, &code}, func() error {
+	var ticks, refused, taken int
+	var first, last, firstRefused, lastRefused, firstTaken, lastTaken time.Time
+	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &due, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note, &code, &taken, &firstTaken, &lastTaken}, func() error {
 		from, to := first, last
 		add := func(what, detail, advice string) {
 			found = append(found, Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
@@ -80,6 +84,10 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 		from, to = firstRefused, lastRefused
 		note, _, _ = strings.Cut(note, "\n\n") // the ledger has where a panic was
 		missed(refused, "did not happen because the job was refused", "; the latest says: "+note, "mend what makes its job; then ")
+		if from, to = firstTaken, lastTaken; taken > 0 {
+			add("duplicate", fmt.Sprintf("%d of the last day's ticks of schedule %q enqueued nothing, because the key of its job was still taken by one that had finished", taken, name),
+				"leave out the Key of its job, because a tick happens once without one; or let the Window of the job be UntilFinished, if a tick is to be left out only while another one's job runs")
+		}
 		return nil
 	})
 	if err != nil {

@@ -421,9 +421,10 @@ func (x *examination) people(ctx context.Context) error {
 		name := quoteArg(f.Name)
 		before, _, _ := strings.Cut(f.Advice, "back-fill") // what is to be mended first
 		do := map[string]string{
-			"paused": "onceq schedules resume " + name + ", if it was forgotten",
-			"late":   f.Advice + "; onceq workers says what runs",
-			"missed": before + fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), name),
+			"paused":    "onceq schedules resume " + name + ", if it was forgotten",
+			"duplicate": f.Advice + "; onceq schedules ticks " + name + " has the jobs",
+			"late":      f.Advice + "; onceq workers says what runs",
+			"missed":    before + fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), name),
 		}
 		x.add("warning", f.What, f.Detail, do[f.What])
 	}

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 func broken(t *testing.T, mistake, form string, want ...string) {
 	t.Helper()
 	c := config{
-		System: "onceq", Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3, Requesters: 3,
+		System: "onceq", Duration: 15 * time.Second, Drain: 30 * time.Second, Workers: 4, Producers: 3, Requesters: 3,
 		Freeze: 4 * lease, Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
 	}
 	if mistake == brokenToken && form == formOwn { // others must have taken the jobs over before the process goes on
