@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -65,7 +66,7 @@ type inParts func(p *parts, args []any, read func(pgx.Rows) error) error
 // apart returns how a statement is sent in parts, or nil for one that Citus takes whole.
 func apart(statement string) inParts {
 	switch statement {
-	case insertKeyed, insertGeneral:
+	case insertKeyed, insertGeneral, insertLaned:
 		return enqueueOneInParts
 	case insertPlainMany, insertKeyedMany, insertManyGeneral, insertManyTaking:
 		return enqueueManyInParts(statement == insertManyTaking)
@@ -84,7 +85,7 @@ func apart(statement string) inParts {
 	case redriveJobs:
 		return redriveInParts
 	}
-	return nil
+	return linesApart(statement)
 }
 
 // onOneNode is what Citus takes whole in place of a statement that it refuses for a function that is not immutable, with its
@@ -95,11 +96,6 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return withClock(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
-	case cancelWaits: // nothing waits for a lane, a limit or other jobs there
-		const none = `select null::bigint[], null::text[], null::text[], null::text[], null::text[], null, null`
-		return none, nil, nil
-	case hurryWaits:
-		return `select 0`, nil, nil
 	case moveWaits:
 		return immutable(statement), args, nil
 	case moveJobs: // $3 and $4 are for a notification
@@ -138,9 +134,10 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 // moveApart is moveJobs without a notification.
 var moveApart = moveJobs[:strings.Index(moveJobs, ", (select onceq.wake(")] + ", null from moved"
 
-// discardApart is discardJobs without calls of lanes, and without word to groups. There are none to hear it.
+// discardApart is discardJobs without calls of lanes, which it returns, and without word to groups. There are none to hear it.
 var discardApart = discardJobs[:strings.Index(discardJobs, "call as (")] +
-	discardJobs[strings.Index(discardJobs, "stop as ("):strings.Index(discardJobs, ", (select onceq.tell(")] + ", null from gone"
+	discardJobs[strings.Index(discardJobs, "stop as ("):strings.Index(discardJobs, ", (select onceq.tell(")] +
+	", array(select distinct " + laneIn("lane") + " from gone where " + laneIn("lane") + " <> '') from gone"
 
 // countsApart is writeCounts with the insert outside.
 var countsApart = `
@@ -280,16 +277,45 @@ update onceq.job_fences f
  where f.ctid = n.place
 returning f.job_id`
 
-// jobsApart inserts jobs.
-const jobsApart = `
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+// jobsApart inserts jobs, and waitsApart those that wait for a lane, a limit or others.
+var (
+	jobsApart  = insertApart("jobs", "lane_rule", "nullif(h.lane_rule, 0)")
+	waitsApart = insertApart("job_waits", "lane_rule, lane, path, if_dead", "h.lane_rule, u.lane, u.path, h.if_dead")
+)
+
+func insertApart(table, columns, values string) string {
+	return `
+insert into onceq.` + table + ` (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, ` + columns + `)
 select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
        nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
-       nullif(h.scope, ''), nullif(u.key, '')
+       nullif(h.scope, ''), nullif(u.key, ''), ` + values + `
   from onceq.meta
- cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[]) as u(id, header, payload, bytes, key)
-  join unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::timestamptz[]) with ordinality
-    as h(queue, kind, scope, metadata, priority, max_attempts, due, n) on h.n = u.header`
+ cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[]) as u(id, header, payload, bytes, key, lane, path)
+  join unnest($9::text[], $10::text[], $11::text[], $12::text[], $13::int[], $14::int[], $15::timestamptz[], $16::smallint[], $17::smallint[]) with ordinality
+    as h(queue, kind, scope, metadata, priority, max_attempts, due, lane_rule, if_dead, n) on h.n = u.header`
+}
+
+// newJobs are jobs for one of these.
+type newJobs struct {
+	ids                   []int64
+	headers               []int32
+	payloads, keys, lanes []string
+	paths                 []*string
+	bytes                 [][]byte
+}
+
+func (j *newJobs) add(id int64, header int, payload string, bytes []byte, key, lane string, path *string) {
+	j.ids, j.headers, j.payloads, j.bytes = append(j.ids, id), append(j.headers, int32(header+1)), append(j.payloads, payload), append(j.bytes, bytes)
+	j.keys, j.lanes, j.paths = append(j.keys, key), append(j.lanes, lane), append(j.paths, path)
+}
+
+// send inserts them, as of a time. headers are from queues on.
+func (j *newJobs) send(p *parts, statement string, at time.Time, headers ...any) error {
+	if len(j.ids) == 0 {
+		return nil
+	}
+	return p.send(statement, append([]any{at, j.ids, j.headers, j.payloads, j.bytes, j.keys, j.lanes, j.paths}, headers...), noRows)
+}
 
 // enqueueManyInParts sends what insertMany sends, and with taking also takes over fences that are no longer in force.
 func enqueueManyInParts(taking bool) inParts {
@@ -343,11 +369,15 @@ func enqueueManyInParts(taking bool) inParts {
 			mine = append(mine, absent...)
 		}
 		slices.Sort(mine)
-		var j struct {
-			ids            []int64
-			headers        []int32
-			payloads, keys []string
-			bytes          [][]byte
+		at, w := p.now, waitingFor(args)
+		if w.since != nil {
+			at = *w.since
+		}
+		var jobs, waits newJobs
+		var called laneCalls
+		dueThere := make([]time.Time, len(queues)) // in job_waits
+		for h := range queues {
+			dueThere[h] = dueFrom(at, ats[h], delays[h])
 		}
 		for i := range n {
 			h := header(i)
@@ -361,46 +391,70 @@ func enqueueManyInParts(taking bool) inParts {
 			if bytes != nil {
 				raw = bytes[i]
 			}
-			j.ids, j.headers, j.payloads = append(j.ids, ids[i]), append(j.headers, int32(h+1)), append(j.payloads, payloads[i])
-			j.bytes, j.keys = append(j.bytes, raw), append(j.keys, key)
-		}
-		if len(j.ids) > 0 {
-			err = p.send(jobsApart, []any{p.now, j.ids, j.headers, j.payloads, j.bytes, j.keys,
-				queues, kinds, scopes, metadata, args[10], args[11], due}, noRows)
-			if err != nil {
-				return err
+			line, path := w.line(i, h, ids[i])
+			if line == "" {
+				jobs.add(ids[i], h, payloads[i], raw, key, "", nil)
+				continue
+			}
+			waits.add(ids[i], h, payloads[i], raw, key, line, path)
+			if called.add(line, p.now); !w.follows(h) {
+				called.due[len(called.due)-1] = latest(dueThere[h], p.now)
 			}
 		}
+		err = jobs.send(p, jobsApart, p.now, queues, kinds, scopes, metadata, args[10], args[11], due, w.rules, w.ifDead)
+		if err == nil {
+			err = waits.send(p, waitsApart, at, queues, kinds, scopes, metadata, args[10], args[11], dueThere, w.rules, w.ifDead)
+		}
+		if err == nil {
+			err = called.send(p)
+		}
+		if err != nil {
+			return err
+		}
+		accepted := slices.Concat(jobs.ids, waits.ids)
+		if w.lanes != nil {
+			const answer = `select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[], $4::timestamptz`
+			return p.send(answer, []any{ids, delayed, accepted, at}, read)
+		}
 		const answer = `select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[]`
-		return p.send(answer, []any{ids, delayed, j.ids}, read)
+		return p.send(answer, []any{ids, delayed, accepted}, read)
 	}
 }
 
 // due gives the time from which a job may run, from microseconds.
 func (p *parts) due(at, delay int64) time.Time {
-	due := p.now.Add(time.Duration(delay) * time.Microsecond)
-	if t := time.UnixMicro(at); at != 0 && t.After(due) {
-		due = t
-	}
-	if due.Before(p.now) {
-		return p.now
+	return latest(dueFrom(p.now, at, delay), p.now)
+}
+
+// dueFrom is that for a job of another time, and may be past.
+func dueFrom(now time.Time, at, delay int64) time.Time {
+	due := now.Add(time.Duration(delay) * time.Microsecond)
+	if at != 0 {
+		due = latest(due, time.UnixMicro(at))
 	}
 	return due
 }
 
-// enqueueOneInParts sends what insertKeyed and insertGeneral send.
+// enqueueOneInParts sends what insertKeyed, insertGeneral and insertLaned send.
 func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	args = append(slices.Clone(args), make([]any, 15-len(args))...) // insertKeyed has nine
+	lined := len(args) == 18
+	args = append(slices.Clone(args), make([]any, 18-len(args))...) // insertKeyed has nine, and insertGeneral fifteen
 	at, delay, metadata, bytes := args[9], args[10], args[11], args[12]
-	if args[6] == nil {
+	if args[6] == nil && !lined {
 		return p.send(plainApart, append(args[:5:5], delay, at, bytes, metadata), read)
 	}
-	many := []any{[]int32(nil), []string{orNothing[string](args[2])}, [][]byte{orNothing[[]byte](bytes)}, []string{args[6].(string)}, [][]byte{args[8].([]byte)}, []int64(nil),
-		[]string{args[0].(string)}, []string{args[1].(string)}, []string{args[5].(string)}, []string{orNothing[string](metadata)},
+	many := []any{[]int32(nil), []string{orNothing[string](args[2])}, [][]byte{orNothing[[]byte](bytes)}, []string{orNothing[string](args[6])}, [][]byte{args[8].([]byte)}, []int64(nil),
+		[]string{args[0].(string)}, []string{args[1].(string)}, []string{orNothing[string](args[5])}, []string{orNothing[string](metadata)},
 		[]int32{int32(args[4].(int))}, []int32{int32(args[3].(int))}, []int64{orNothing[int64](at)}, []int64{orNothing[int64](delay)}, []int64{args[7].(int64)}}
 	var ids, mine []int64
 	var delayed []bool
-	if err := enqueueManyInParts(true)(p, many, row(&ids, &delayed, nil, &mine)); err != nil {
+	dest := []any{&ids, &delayed, nil, &mine}
+	if lined {
+		path := orZero(args[17].(*string))
+		many = append(many, nil, nil, []string{args[15].(string)}, []int16{args[16].(int16)}, []string{path}, []*int16{nil}, (*time.Time)(nil))
+		dest = append(dest, nil)
+	}
+	if err := enqueueManyInParts(true)(p, many, row(dest...)); err != nil {
 		return err
 	}
 	const answer = `select $1::bigint, $2::bool, 1 where $3::bool`
@@ -479,11 +533,11 @@ select case when not exists (select from stamped) then onceq.lease_lost($1::bigi
 
 	keepApart = `
 insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
 select id, run_at, created_at, leased_until,
        case when $5::bigint > 0 then timezone('UTC', timezone('UTC', leased_until) + $5::bigint * interval '1 millisecond') end,
        claims, lost, attempts, max_attempts, priority, ` + sqlJobCompleted + `::smallint, queue, kind, scope, key,
-       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors
+       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors, lane, lane_rule
   from onceq.jobs where ` + heldByOne + olderRecord
 )
 
@@ -508,6 +562,8 @@ func (q *Queue) endTx(ctx context.Context, db DB, end part) (parts []part, last 
 			}
 		}
 		return parts, part{completeJobs, []any{ids, claims, holders, results, args[8]}}, nil
+	case completeOneLaned, completeOneLimited, endLaned, endLimited, retryLaned, retryLimited:
+		return q.endLined(ctx, db, end)
 	}
 	last.statement, last.args, err = q.onOneNode(ctx, db, end.statement, args)
 	return nil, last, err
@@ -530,12 +586,12 @@ func completeKeptInParts(p *parts, args []any, read func(pgx.Rows) error) error 
 // historyApart writes the history of jobs that end, and returns their ids.
 const historyApart = `
 insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
 select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
        j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
        j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
        case when u.error = '' then j.errors else
-         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end
+         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
   from onceq.jobs j
   join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
     as u(id, state, result, error, spent, keep_until) on u.id = j.id
@@ -548,26 +604,19 @@ select case when $9::bool and (select count(*) from gone) < cardinality($1::bigi
        (select array_agg(` + tokenOfRow + `) from gone)`
 
 func endInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	const lock = `
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
-)
-select u.n, j.attempts, statement_timestamp()
-  from u cross join lateral (
-       select attempts from onceq.jobs
-        where id = u.id and claims = u.claims and holder = u.holder
-          for update) j`
 	ids, states, results, errs := args[0].([]int64), args[3].([]int16), args[4].([]string), args[5].([]string)
 	spents, keeps := args[6].([]int32), args[7].([]int64)
 	h := history{p: p}
-	err := p.send(lock, args[:3], each(func(rows pgx.Rows) error {
-		var n, attempts int
-		if err := rows.Scan(&n, &attempts, &p.now); err != nil {
-			return err
+	var jobs []heldJob
+	var lines leaving
+	err := p.send(lockHeld, args[:3], p.held(&jobs))
+	for _, j := range jobs {
+		n := j.n
+		lines.end(j.id, j.path, j.rule, State(states[n]))
+		if err == nil {
+			err = h.add(ids[n], states[n], results[n], errs[n], spents[n], keeps[n], j.attempts)
 		}
-		n--
-		return h.add(ids[n], states[n], results[n], errs[n], spents[n], keeps[n], attempts)
-	}))
+	}
 	if err == nil {
 		err = h.write()
 	}
@@ -578,6 +627,9 @@ select u.n, j.attempts, statement_timestamp()
 	if err := p.send(goneApart, args, row(nil, &done)); err != nil {
 		return err
 	}
+	if err := lines.send(p); err != nil {
+		return err
+	}
 	const answer = `select null, $1::bigint[], null`
 	return p.send(answer, []any{done}, read)
 }
@@ -585,6 +637,7 @@ select u.n, j.attempts, statement_timestamp()
 // history is what is written into job_history.
 type history struct {
 	p             *parts
+	statement     string // "" for historyApart
 	ids           []int64
 	states        []int16
 	results, errs []string
@@ -597,12 +650,9 @@ func (h *history) add(id int64, state int16, result, err string, spent int32, ke
 	if keep == 0 {
 		return nil
 	}
-	if err != "" {
-		raw, bad := json.Marshal(map[string]any{"at": h.p.now.Format(time.RFC3339Nano), "attempt": attempts + 1, "error": err})
-		if bad != nil {
-			return bad
-		}
-		err = string(raw)
+	err, bad := errorNote(h.p.now, attempts, err)
+	if bad != nil {
+		return bad
 	}
 	var until *time.Time
 	if keep > 0 {
@@ -614,12 +664,21 @@ func (h *history) add(id int64, state int16, result, err string, spent int32, ke
 	return nil
 }
 
+// errorNote is what is noted of an error of a job that has had so many attempts before; "" for none.
+func errorNote(now time.Time, attempts int, text string) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	raw, err := json.Marshal(map[string]any{"at": now.Format(time.RFC3339Nano), "attempt": attempts + 1, "error": text})
+	return string(raw), err
+}
+
 // write raises an error if a job cannot be written because of another one that waits for a person.
 func (h *history) write() error {
 	if len(h.ids) == 0 {
 		return nil
 	}
-	written, err := h.p.ids(historyApart, h.p.now, h.ids, h.states, h.results, h.errs, h.spents, h.until)
+	written, err := h.p.ids(cmp.Or(h.statement, historyApart), h.p.now, h.ids, h.states, h.results, h.errs, h.spents, h.until)
 	if err != nil || len(written) == len(h.ids) {
 		return err
 	}
@@ -651,21 +710,27 @@ select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scop
 
 func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	const lock = `
-select id, statement_timestamp() from onceq.jobs
+select id, coalesce(lane, ''), statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
    and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked`
 	h := history{p: p}
+	var lines leaving
 	err := p.send(lock, []any{args[0], args[2]}, each(func(rows pgx.Rows) error {
 		var id int64
-		if err := rows.Scan(&id, &p.now); err != nil {
+		var path string
+		if err := rows.Scan(&id, &path, &p.now); err != nil {
 			return err
 		}
+		lines.add(id, linesOf(path)...)
 		return h.add(id, int16(StateCancelled), "", "", 0, args[1].(int64), 0)
 	}))
 	if err == nil {
 		err = h.write()
+	}
+	if err == nil {
+		err = lines.send(p)
 	}
 	if err != nil {
 		return err
@@ -674,7 +739,7 @@ select id, statement_timestamp() from onceq.jobs
 }
 
 func requestInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	const note = `
+	const notes = `
 insert into onceq.job_cancels (job_id, requested_at)
 select id, greatest($2::timestamptz, created_at) from onceq.jobs where id = any ($1::bigint[]) order by id
 on conflict (job_id) do update set requested_at = excluded.requested_at
@@ -682,11 +747,14 @@ returning job_id`
 	if _, err := p.draw(0); err != nil {
 		return err
 	}
-	noted, err := p.ids(note, args[0], p.now)
-	if err != nil {
-		return err
+	noted := 0
+	for _, note := range []string{notes, strings.Replace(notes, "onceq.jobs", "onceq.job_waits", 1)} {
+		ids, err := p.ids(note, args[0], p.now)
+		if noted += len(ids); err != nil {
+			return err
+		}
 	}
-	return p.send(`select $1::bigint`, []any{len(noted)}, read)
+	return p.send(`select $1::bigint`, []any{noted}, read)
 }
 
 // redriveFences gives jobs their fences back: those that are still theirs, and after that those that are absent.
@@ -700,9 +768,9 @@ select id, scope, key, kind, claims from onceq.job_history where id = any ($1::b
 
 	redriveBack = `
 insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                        payload, payload_bytes, metadata, errors, identity)
+                        payload, payload_bytes, metadata, errors, identity, lane_rule)
 select id, case when ` + beforeItsTime + ` then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-       payload, payload_bytes, metadata, errors, identity
+       payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
   from onceq.job_history
  where id = any ($1::bigint[])
 returning case when run_at > $2::timestamptz then id else 0 end`
@@ -754,18 +822,24 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		}
 		back = append(back, absent...)
 	}
-	var early []int64
+	var early, led []int64
 	if len(back) > 0 {
-		var err error
-		if early, err = p.ids(redriveBack, back, p.now); err != nil {
+		free, late, groups, err := p.comeBack(back, args[3].([]int64))
+		if err != nil {
 			return err
 		}
+		if led = groups; len(free) > 0 {
+			if early, err = p.ids(redriveBack, free, p.now); err != nil {
+				return err
+			}
+		}
+		early = append(early, late...)
 		if err := p.send(redriveGone, []any{back}, noRows); err != nil {
 			return err
 		}
 	}
-	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[], $5::bigint[]`
-	return p.send(answer, []any{back, without(free, back), without(asked, append(free, usedUp...)), without(early, []int64{0}), usedUp}, read)
+	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], $6::bigint[], $5::bigint[]`
+	return p.send(answer, []any{back, without(free, back), without(asked, append(free, usedUp...)), without(early, []int64{0}), usedUp, led}, read)
 }
 
 // What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a
@@ -806,6 +880,21 @@ select f.job_id,
 returning id, run_at > created_at, 1`
 )
 
+// waitApart and waitOfFenceApart are plainApart and jobApart for a job with a lane or a limit, and callOfBatch is its call. That is left
+// even if the key is taken: then a promoter looks for nothing.
+var (
+	waitApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "metadata)\n", "metadata, lane, lane_rule, path)\n",
+		"$9::text::jsonb)", "$9::text::jsonb, $10::text, $11::smallint, $12::text)").Replace(plainApart)
+
+	waitOfFenceApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "scope, key)\n", "scope, key, lane, lane_rule, path)\n",
+		"f.scope, f.key\n", "f.scope, f.key, $13::text, $14::smallint, $15::text\n").Replace(jobApart)
+
+	callOfBatch = `
+insert into onceq.lane_calls (slot, due, lane)
+values (` + laneSlot("$1::text") + `, greatest(statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 microsecond',
+                                               timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text)`
+)
+
 // queueParts adds to the caller's batch what comes before its last statement, which it returns.
 func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []any) {
 	h := e.header
@@ -823,15 +912,21 @@ func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []an
 		metadata = h.metadata
 	}
 	job := []any{h.queue, h.kind, payload, h.maxAttempts, h.priority, delay, at, e.bytes, metadata}
+	plain, keyed, lane := plainApart, jobApart, []any(nil)
+	if e.lane != "" {
+		line, path := lineOf(e.lane)
+		plain, keyed, lane = waitApart, waitOfFenceApart, []any{line, int16(h.laneRule), path}
+		batch.Queue(q.sql(callOfBatch), line, delay, at)
+	}
 	if e.key == "" {
-		return plainApart, job
+		return plain, append(job, lane...)
 	}
 	holder := rand.Int64()
 	fence := []any{h.scope, e.key, h.lifetime, e.fingerprint, holder}
 	batch.Queue(q.sql(drawApart))
 	batch.Queue(q.sql(immutable(retakeApart)), fence...)
 	batch.Queue(q.sql(fenceApart), fence...)
-	return jobApart, append(job, h.scope, e.key, holder)
+	return keyed, append(append(job, h.scope, e.key, holder), lane...)
 }
 
 // In a handler's transaction the coordinator knows the transaction's id and ends the connection of a client that freezes; the

@@ -94,7 +94,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	return q.settleOne(ctx, db, job, e)
 }
 
-// hasLanes refuses a job with a lane or a limit where there are none. For a batch there is no db to ask.
+// hasLanes refuses a job that waits for others, or that is of a group, where that is not possible. For a batch there is no db to ask.
 func (q *Queue) hasLanes(ctx context.Context, db DB, e *encoded) error {
 	if !e.lined() {
 		return nil
@@ -106,12 +106,10 @@ func (q *Queue) hasLanes(ctx context.Context, db DB, e *encoded) error {
 		}
 	}
 	switch {
-	case q.citus.Load() != citusYes:
+	case q.citus.Load() != citusYes || !e.header.follows && e.header.laneRule&memberBit == 0:
 		return nil
-	case e.lane == "":
-		return invalid("After", "is set, or the job is of a group, and jobs cannot wait for others on a server with Citus yet; enqueue it when they are done")
 	}
-	return invalid("Lane", "or Limit is set, and they do not work on a server with Citus yet; enqueue the job without them")
+	return invalid("After", "is set, or the job is of a group, and jobs cannot wait for others on a server with Citus yet; enqueue it when they are done")
 }
 
 // lined reports whether the statements for lanes take the job.

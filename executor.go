@@ -623,6 +623,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	if err == nil {
 		x.tally.ended(outcomes, nil, nil)
 		for _, o := range outcomes {
+			told = told || o.lease.callsOthers()
 			x.q.finished(ctx, o, false)
 			if o.lease.lined() && (next == nil || next.lease == nil) {
 				x.woken(o.lease.Queue)

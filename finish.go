@@ -125,8 +125,8 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	}
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
-	if statement == completeOneKept && l.q.citus.Load() == citusYes {
-		for _, s := range keptParts(args) {
+	if (statement == completeOneKept || l.lined()) && l.q.citus.Load() == citusYes {
+		for _, s := range l.completionParts(args) {
 			batch.Queue(l.q.sql(s.statement), s.args...)
 		}
 		statement, args = completeOne, args[:5]

@@ -937,6 +937,260 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	return heard
 }
 
+// So do lanes, limits and rates. A worker on a plain server is woken and hands over, so only what comes out is compared.
+func TestCitus_LanesInPartsDoTheSame(t *testing.T) {
+	t.Parallel()
+	var seen [2][]string
+	for i := range seen {
+		t.Run(fmt.Sprintf("parts %t", i == 1), func(t *testing.T) {
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			if i == 1 {
+				db.Queue.TakeApart()
+			}
+			seen[i] = lanePaths(t, db)
+			require.NoError(t, db.Check())
+		})
+	}
+	require.Equal(t, seen[0], seen[1])
+}
+
+// lanePaths does what lanes and limits are there for, and returns what it heard.
+func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
+	ctx, q := t.Context(), db.Queue
+	say := func(format string, args ...any) { heard = append(heard, fmt.Sprintf(format, args...)) }
+	list := func() {
+		infos, err := q.List(ctx, db.Pool, onceq.Filter{})
+		require.NoError(t, err)
+		for _, i := range infos {
+			var errs []string
+			for _, e := range i.Errors {
+				errs = append(errs, fmt.Sprint(e.Attempt, e.Error))
+			}
+			say("%s %q %q %q %s %s, %d attempts, %v", i.Kind, i.Key, i.Lane, i.Limit, i.State, i.Payload, i.Attempts, errs)
+		}
+		var places, stops string
+		require.NoError(t, db.Pool.QueryRow(ctx, `select coalesce(string_agg(lane, ' ' order by lane), '') from onceq.lane_places`).Scan(&places))
+		require.NoError(t, db.Pool.QueryRow(ctx, `select coalesce(string_agg(lane, ' ' order by lane), '') from onceq.lane_stops`).Scan(&stops))
+		say("places %q, stops %q", places, stops)
+	}
+	job := func(n int, lane, limit string) onceq.Job {
+		return onceq.Job{Kind: "k", Payload: n, Lane: lane, Limit: limit, MaxAttempts: 2}
+	}
+	keyed := func(j onceq.Job, key string) onceq.Job {
+		j.Key = key
+		return j
+	}
+	enqueue := func(db onceq.DB, j onceq.Job) int64 {
+		r, err := q.Enqueue(ctx, db, j)
+		say("enqueued: duplicate %t, %s, %t", r.Duplicate, r.State, err == nil) // the error names the job by its id
+		return r.ID
+	}
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "two", 2))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "shared", onceq.Limit{AtOnce: 2}))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "gone", onceq.Limit{AtOnce: 2}))
+	require.NoError(t, q.RemoveLimit(ctx, db.Pool, "gone"))
+
+	// One by one, in a transaction, many, and in a batch.
+	for n := range 3 {
+		enqueue(db.Pool, job(n, "a", ""))
+		enqueue(db.Pool, job(10+n, "a", "shared"))
+		enqueue(db.Pool, job(20+n, "", "shared"))
+		enqueue(db.Pool, keyed(job(30+n, "two", ""), fmt.Sprint("two", n/2)))
+	}
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		enqueue(tx, keyed(job(40, "b", "gone"), "forty"))
+		return nil
+	}))
+	for range 2 {
+		results, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{keyed(job(42, "b", ""), "b2"), keyed(job(41, "b", "shared"), "b1"), job(43, "", "")})
+		require.NoError(t, err)
+		for _, r := range results {
+			say("one of many: duplicate %t, %s", r.Duplicate, r.State)
+		}
+	}
+	for range 2 {
+		batch := &pgx.Batch{}
+		var pending []*onceq.Pending
+		for _, j := range []onceq.Job{job(50, "c", ""), keyed(job(51, "c", "shared"), "c1"), keyed(job(52, "c", ""), "b1")} {
+			p, err := q.EnqueueInBatch(batch, j)
+			require.NoError(t, err)
+			pending = append(pending, p)
+		}
+		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+		for _, p := range pending {
+			r, err := p.Result(ctx, db.Pool)
+			say("in a batch: duplicate %t, %s, %t", r.Duplicate, r.State, err == nil)
+		}
+	}
+	later := job(60, "d", "")
+	later.Delay = time.Hour
+	delayed := enqueue(db.Pool, later)
+
+	// In order, and no more at once than may be.
+	var mu sync.Mutex
+	order, live := make(map[string][]string), make(map[string]int)
+	enter := func(l *onceq.Lease, n int) func() {
+		mu.Lock()
+		defer mu.Unlock()
+		order[l.Lane] = append(order[l.Lane], fmt.Sprint(n, "/", l.Attempt))
+		most := map[string]int{"k/two": 2, "shared": 2}
+		lines := slices.DeleteFunc([]string{l.Lane, l.Limit}, func(s string) bool { return s == "" })
+		for _, line := range lines {
+			live[line]++
+			require.LessOrEqual(t, live[line], max(1, most[line]), line)
+		}
+		return func() {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, line := range lines {
+				live[line]--
+			}
+		}
+	}
+	kind := onceq.Kind[int]{Name: "k", Backoff: func(int, error) time.Duration { return time.Millisecond }}
+	drain := func(h onceq.Handler) {
+		clear(order)
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, h)
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(ctx, 0))
+		for _, lane := range []string{"k/a", "k/b", "k/c", "k/d"} {
+			say("%s: %v", lane, order[lane])
+		}
+	}
+	fails := func(l *onceq.Lease, n int) error {
+		if n%10 == 1 && l.Attempt == 1 {
+			return errors.New("not yet")
+		}
+		return nil
+	}
+	drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+		defer enter(l, n)()
+		return fails(l, n)
+	}))
+	list()
+
+	// In transactions, alone and together, kept, and once more.
+	fill := func() {
+		for n := range 2 {
+			enqueue(db.Pool, job(n, "a", ""))
+			enqueue(db.Pool, job(10+n, "b", "shared"))
+			enqueue(db.Pool, job(20+n, "", "shared"))
+			j := keyed(job(n, "c", "shared"), fmt.Sprint("c", n, " ", len(heard)))
+			j.LaneRule = onceq.Overtake
+			enqueue(db.Pool, j)
+		}
+	}
+	fill()
+	kind.Keep = time.Hour
+	drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+		defer enter(l, n)()
+		return fails(l, n)
+	}))
+	list()
+	fill()
+	drain(kind.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error { return nil }))
+	again := make(map[int64]bool)
+	fill()
+	drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+		defer enter(l, n)()
+		if !again[l.ID] {
+			mu.Lock()
+			defer mu.Unlock()
+			again[l.ID] = true
+			return onceq.Reschedule(time.Duration(n%2) * 10 * time.Millisecond)
+		}
+		return nil
+	}))
+	list()
+
+	// By hand, and a lane that stops.
+	stops := job(70, "stop", "shared")
+	stops.LaneRule, stops.MaxAttempts = onceq.StopLane, 1
+	first := enqueue(db.Pool, stops)
+	second := enqueue(db.Pool, job(71, "stop", "shared"))
+	third := enqueue(db.Pool, job(72, "stop", ""))
+	claim := func() (all []*onceq.Lease) {
+		for len(all) == 0 {
+			var err error
+			all, err = q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			require.NoError(t, err)
+		}
+		for _, l := range all {
+			say("claimed %s of %q and %q", l.Payload, l.Lane, l.Limit)
+		}
+		return all
+	}
+	leases := claim()
+	require.Len(t, leases, 1)
+	require.NoError(t, leases[0].Fail(ctx, errors.New("dead")))
+	list()
+	state, err := q.Redrive(ctx, db.Pool, first)
+	say("redriven: %s, %v", state, err)
+	leases = claim()
+	require.NoError(t, leases[0].Release(ctx))
+	leases = claim()
+	state, err = q.Cancel(ctx, db.Pool, leases[0].ID)
+	say("asked to end: %s, %v", state, err)
+	require.NoError(t, leases[0].Complete(ctx, db.Pool))
+	leases = claim()
+	require.Equal(t, second, leases[0].ID)
+	batch := &pgx.Batch{}
+	require.NoError(t, leases[0].CompleteInBatch(batch))
+	require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+	leases = claim()
+	require.Equal(t, third, leases[0].ID)
+	fourth := enqueue(db.Pool, job(73, "stop", "shared"))
+	state, err = q.Cancel(ctx, db.Pool, fourth)
+	say("cancelled: %s, %v", state, err)
+	state, err = q.Redrive(ctx, db.Pool, fourth)
+	say("redriven: %s, %v", state, err)
+	db.Advance(time.Hour) // the lease of the third has run out
+	state, err = q.Cancel(ctx, db.Pool, third)
+	say("cancelled: %s, %v", state, err)
+	list()
+	require.NoError(t, q.Discard(ctx, db.Pool, third))
+	later.Payload = 61
+	delayed = max(delayed, enqueue(db.Pool, later))
+	state, err = q.Retry(ctx, db.Pool, delayed)
+	say("retried: %s, %v", state, err)
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "", 3))
+	drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error { return nil }))
+
+	// At a rate.
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "rate", onceq.Limit{Rate: 100, Burst: 11}))
+	for n := range 40 {
+		_, err := q.Enqueue(ctx, db.Pool, job(n, fmt.Sprint(n%20), "rate"))
+		require.NoError(t, err)
+	}
+	var starts []time.Time
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if l.Limit == "rate" { // others have waited
+			starts = append(starts, time.Now())
+		}
+		return nil
+	}))
+	require.NoError(t, err)
+	for end := time.Now().Add(time.Minute); len(starts) < 40 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		require.NoError(t, w.Drain(ctx, 0)) // what is due
+	}
+	require.Len(t, starts, 40)
+	slices.SortFunc(starts, time.Time.Compare)
+	for i, at := range starts[21:] {
+		require.GreaterOrEqual(t, at.Sub(starts[i]), 100*time.Millisecond, "of %d jobs", 22)
+	}
+	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	say("%v, %v", lanes, err)
+	limits, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{})
+	for _, l := range limits {
+		say("%q %s", l.Name, l.Limit)
+	}
+	say("%v", err)
+	list()
+	return heard
+}
+
 // A job that missed its slot takes that of another one that nobody has claimed, if that has just come: whoever is slower than the
 // rate would otherwise ask again and again, and lose a slot each time.
 func TestReslot_TakesASlotThatNobodyUses(t *testing.T) {

@@ -202,23 +202,33 @@ func (q *Queue) RemoveLimit(ctx context.Context, db DB, name string) error {
 	return nil
 }
 
-// setLine writes the limit of a line, or of a family of them, or removes it. A removed one stays as a row without n as long
-// as more jobs may be live than the limit allows that holds then.
-func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) error {
-	const calls = `,
+// setLimit and removeLimit write the limit of a line, or of a family of them, and call it. setApart and removeApart do it without the
+// calls.
+const (
+	callsOfLimit = `,
 calls as (
   insert into onceq.lane_calls (slot, due, lane) values ($2::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
 )
 select 1`
-	const set = `
+	setLimit = `
 with limits as (
   insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $3::int, $4::bigint, $5::bigint, $6::int, true)
   on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true
-)` + calls
-	const remove = `
+)` + callsOfLimit
+	removeLimit = `
 with limits as (
   update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text
-)` + calls
+)` + callsOfLimit
+
+	setApart = `
+insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $2::int, $3::bigint, $4::bigint, $5::int, true)
+on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true`
+	removeApart = `update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text`
+)
+
+// setLine writes the limit of a line, or of a family of them, or removes it. A removed one stays as a row without n as long
+// as more jobs may be live than the limit allows that holds then.
+func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) error {
 	if db == nil {
 		return noDB{}
 	}
@@ -229,7 +239,7 @@ with limits as (
 		}
 	}
 	if limit == nil {
-		return q.guarded(ctx, db, remove, []any{line, slot}, nil)
+		return q.guarded(ctx, db, removeLimit, []any{line, slot}, nil)
 	}
 	n := limit.AtOnce
 	var rate, per, burst any
@@ -239,7 +249,7 @@ with limits as (
 		}
 		rate, per, burst = limit.Rate, limit.Per.Microseconds(), limit.Burst
 	}
-	return q.guarded(ctx, db, set, []any{line, slot, n, rate, per, burst}, nil)
+	return q.guarded(ctx, db, setLimit, []any{line, slot, n, rate, per, burst}, nil)
 }
 
 // familyOf is the name under which the limit of all lines of a family is stored: what comes before the first slash that is not

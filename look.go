@@ -60,7 +60,7 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
                from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
        array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what)`
 
-// lookForCalls is lookForJobs where there is no Citus. It also asks whether the promoter has calls that have
+// lookForCalls is lookForJobs that also asks whether the promoter has calls that have
 // been due since $9, and if it asks for all of them, whether there are ends that nobody tells (sweepMembers).
 var lookForCalls = lookForJobs + `,
        ` + callsDue("$9") + `
@@ -346,7 +346,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		return true
 	}
 	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
-		l.all = lookAtAll{left: c.feeds, calls: c.promoter.asks(), behind: rescan, how: lookRecent}
+		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: lookRecent}
 		if now.Sub(l.whole.ended) > max(time.Second, 50*l.whole.took) {
 			l.all.how = lookWhole
 		}

@@ -126,16 +126,10 @@ func (p *promoter) called(all bool) {
 	}
 }
 
-// asks reports whether the claimer's looks ask for calls. They do in a worker without lanes too: its jobs may wait for others,
-// which it cannot know. Anybody may call it.
-func (p *promoter) asks() bool {
-	return p.q.citus.Load() != citusYes
-}
-
 // follows reports whether a look at some feeds asks for calls too: if it is one for what was enqueued just before the worker
 // announced that it waits, which may be in a lane.
 func (p *promoter) follows(feeds []*feed) bool {
-	return p.asks() && p.expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.follows })
+	return p.expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.follows })
 }
 
 // told is called after the end of jobs that others wait for. Anybody may call it.
@@ -356,6 +350,73 @@ var leaseAlone = func() leasing {
 	return by
 }()
 
+// lettingIn has the parts of promoteCalls that choose, for the lanes and limits in called, what goes on there (ours), and lock it.
+func lettingIn(called string) string {
+	return roomIn(called) + headInLanes + turnsOfLimits + `ours as materialized (
+  select ` + oursOfLanes + `  union all
+  select ` + oursOfLimits + `
+)`
+}
+
+// These are its parts: how many jobs the lanes and limits have room for, the next ones in lanes, and of limits, and what is locked of both.
+func roomIn(called string) string {
+	return `room as materialized (
+  select l.lane, least(1000, o.n - live.n) as n
+    from ` + called + ` l
+   cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
+   cross join lateral ` + liveCount("l.lane", "o.n") + ` live
+),
+`
+}
+
+var (
+	headInLanes = `head as materialized (
+  select w.id, r.lane, r.n
+    from (select lane, n from room
+           where n > 0 and lane not like '/%' and not exists (select from ` + stopsOf("room.lane") + ` offset 0) offset 0) r` + laneHead + `
+),
+`
+	turnsOfLimits = rates + `,` + rewinds + `,
+turn as materialized (
+  select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
+    from (select * from rate where n > 0 offset 0) r` + limitHead + `
+),
+`
+	oursOfLanes = `h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
+         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
+`
+	oursOfLimits = `t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then ` + slotOf + ` end, false
+    from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t`
+)
+
+// What promoteCalls writes of it: how much of each rate is used, and the new calls of lanes, and of limits.
+var (
+	paidRows = `lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
+    from (select lane, debt, gap, 1 as n from turn where gap is not null
+          union all
+          select lane, debt, gap, 0 from rewound) u
+   group by lane`
+	againRows = laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
+    from (select lane, count(n) as wanted, count(*) - count(n) as got
+            from (select lane, n from head union all select lane, null from ours) h group by lane) h
+   where h.got < h.wanted or h.wanted = 1000`
+	laterRows = laneSlot("l.lane") + `, l.due, l.lane
+    from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
+                         when t."full" then least(` + sqlPromoteFull + `, greatest(` + sqlPromoteSoon + `, t.ready * t.gap / 2, t.idle / 2))
+                         when t.rested and t.taken < t.burst then ` + sqlPromoteSoon + `
+                         else greatest(` + sqlPromoteSoon + `, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - ` + sqlSlotAhead + ` / 2) end * interval '1 microsecond' as due
+            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
+                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                    from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
+                          union all
+                          select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
+                   group by lane) t
+           where (t.taken < t.room or t.taken = 1000)
+             and t.taken < (select count(*) from (select w.id from ` + dueIn("t.lane", "t.taken + 1") + `) w)) l
+   where not exists (select from onceq.lane_calls c
+                      where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)`
+)
+
 // promoteCalls deletes the calls of the slots that lockCalls locked, and admits up to n minus the live jobs of their lanes.
 // Where the next job is locked, or there may be more of them than it takes, it leaves a new call. It returns how many calls
 // it handled, how many jobs became live and in which queues, and until when all calls are handled that it was to look for, if
@@ -376,62 +437,19 @@ with call as materialized (
 heard as (
   delete from onceq.lane_calls where ctid = any (array(select place from call))
 ),
-room as materialized (
-  select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from call where not ` + isFollowLine("lane") + `) l
-   cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
-   cross join lateral ` + liveCount("l.lane", "o.n") + ` live
-),
-head as materialized (
-  select w.id, r.lane, r.n
-    from (select lane, n from room
-           where n > 0 and lane not like '/%' and not exists (select from ` + stopsOf("room.lane") + ` offset 0) offset 0) r` + laneHead + `
-),
-` + rates + `,` + rewinds + `,
-turn as materialized (
-  select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
-    from (select * from rate where n > 0 offset 0) r` + limitHead + `
-),
-ours as materialized (
-  select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
-  union all
-  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then ` + slotOf + ` end, false
-    from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
-),
+` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+`)`) + `,
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
-    from (select lane, debt, gap, 1 as n from turn where gap is not null
-          union all
-          select lane, debt, gap, 0 from rewound) u
-   group by lane
+  select ` + paidRows + `
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),` + admitLines(leaseAlone) + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
-    from (select lane, count(n) as wanted, count(*) - count(n) as got
-            from (select lane, n from head union all select lane, null from ours) h group by lane) h
-   where h.got < h.wanted or h.wanted = 1000
+  select ` + againRows + `
 ),
 later as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("l.lane") + `, l.due, l.lane
-    from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
-                         when t."full" then least(` + sqlPromoteFull + `, greatest(` + sqlPromoteSoon + `, t.ready * t.gap / 2, t.idle / 2))
-                         when t.rested and t.taken < t.burst then ` + sqlPromoteSoon + `
-                         else greatest(` + sqlPromoteSoon + `, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - ` + sqlSlotAhead + ` / 2) end * interval '1 microsecond' as due
-            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
-                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
-                    from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
-                          union all
-                          select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
-                   group by lane) t
-           where (t.taken < t.room or t.taken = 1000)
-             and t.taken < (select count(*) from (select w.id from ` + dueIn("t.lane", "t.taken + 1") + `) w)) l
-   where not exists (select from onceq.lane_calls c
-                      where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
+  select ` + laterRows + `
 ),
 onward as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -448,11 +466,8 @@ select (select count(*) from call), (select count(*) from ours), (select array_a
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
-// that were called more than promoteMargin ago. On Citus there are no lanes.
+// that were called more than promoteMargin ago.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
-	if p.q.citus.Load() == citusYes {
-		return did, nil
-	}
 	defer p.settle(ctx)
 	if err := p.awaitRefused(ctx); err != nil {
 		return did, err
@@ -544,6 +559,9 @@ const commitSoon = `set_config('synchronous_commit', 'off', true)`
 // look takes the calls that are due since from, or some of them. If sweeping, it also looks for the ends of jobs that nobody
 // tells. It returns the database's time, and from when on calls are left, if there may be more.
 func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part *some) (did promoted, now, left time.Time, err error) {
+	if p.q.citus.Load() == citusYes {
+		return p.lookInParts(ctx, from, part)
+	}
 	var end *time.Time
 	var due, mine int
 	var next int64
@@ -590,7 +608,10 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end, nil}}
 	batch.Queue(p.q.sql(promoteCalls), from, part.n, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
 	batch.Queue("commit")
-	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
+	switch err := p.db.SendBatch(unbroken, batch).Close(); {
+	case p.q.foundCitus(unbroken, p.db, err):
+		return p.lookInParts(ctx, from, part)
+	case err != nil:
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
 	}
 	if end != nil {
@@ -727,6 +748,9 @@ const familyPage = 2000
 // lookAtFamilies answers the calls for whole families, a page at a time, and ends the time in which completions leave lanes to
 // the promoters because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
+	if q.citus.Load() == citusYes {
+		return q.lookAtFamiliesInParts(ctx, db)
+	}
 	var settle, all bool
 	inOne := func(statements func(*pgx.Batch)) error {
 		unbroken, cancel := outlast(ctx, time.Minute)

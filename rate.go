@@ -216,13 +216,23 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 		var start, taken, back, ahead []int64
 		var waited int64 // microseconds from when the message arrived to the slots
 		began := time.Now()
-		batch := &pgx.Batch{}
-		batch.Queue(beginOwn)
-		batch.Queue(guardPlans + `, ` + noLimits)
-		batch.Queue(q.sql(lockLine), "/"+limit)
-		batch.Queue(q.sql(reslotJobs), "/"+limit, ids, claims, holders).Query(row(&start, &taken, &waited, &back, &ahead))
-		batch.Queue("commit")
-		if err := db.SendBatch(ctx, batch).Close(); err != nil {
+		args, answer := []any{"/" + limit, ids, claims, holders}, []any{&start, &taken, &waited, &back, &ahead}
+		citus := q.citus.Load() == citusYes
+		if !citus {
+			batch := &pgx.Batch{}
+			batch.Queue(beginOwn)
+			batch.Queue(guardPlans + `, ` + noLimits)
+			batch.Queue(q.sql(lockLine), args[0])
+			batch.Queue(q.sql(reslotJobs), args...).Query(row(answer...))
+			batch.Queue("commit")
+			err = db.SendBatch(ctx, batch).Close()
+			citus = q.foundCitus(ctx, db, err)
+		}
+		if citus {
+			began, err = q.reslotInParts(ctx, db, args, answer...)
+			waited = 0
+		}
+		if err != nil {
 			return now, later, fmt.Errorf("onceq: a new slot: %w", q.told(err))
 		}
 		q.far.saw(began)

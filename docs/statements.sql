@@ -719,8 +719,13 @@ select array_agg(job_id)
 -- citus.go: askCitus
 select current_setting('citus.version', true) is not null;
 
+-- citus.go: callOfBatch
+insert into onceq.lane_calls (slot, due, lane)
+values (('x' || left(md5($1::text), 1))::bit(4)::int::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 microsecond',
+                                               timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text);
+
 -- citus.go: cancelInParts.lock
-select id, statement_timestamp() from onceq.jobs
+select id, coalesce(lane, ''), statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
    and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
@@ -787,18 +792,11 @@ select set_config('onceq_drawn.id', nextval('onceq.ids')::text, true);
 -- citus.go: endInParts.answer
 select null, $1::bigint[], null;
 
--- citus.go: endInParts.lock
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
-)
-select u.n, j.attempts, statement_timestamp()
-  from u cross join lateral (
-       select attempts from onceq.jobs
-        where id = u.id and claims = u.claims and holder = u.holder
-          for update) j;
-
 -- citus.go: enqueueManyInParts.answer
 select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[];
+
+-- citus.go: enqueueManyInParts.answer
+select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[], $4::timestamptz;
 
 -- citus.go: enqueueOneInParts.answer
 select $1::bigint, $2::bool, 1 where $3::bool;
@@ -819,12 +817,12 @@ returning job_id;
 
 -- citus.go: historyApart
 insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
 select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
        j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
        j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
        case when u.error = '' then j.errors else
-         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end
+         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
   from onceq.jobs j
   join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
     as u(id, state, result, error, spent, keep_until) on u.id = j.id
@@ -845,6 +843,26 @@ select onceq.id_taken(h.id)
                 from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) offset 0) h
  where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.state <> 5;
 
+-- citus.go: insertApart job_waits
+insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane_rule, lane, path, if_dead)
+select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
+       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
+       nullif(h.scope, ''), nullif(u.key, ''), h.lane_rule, u.lane, u.path, h.if_dead
+  from onceq.meta
+ cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[]) as u(id, header, payload, bytes, key, lane, path)
+  join unnest($9::text[], $10::text[], $11::text[], $12::text[], $13::int[], $14::int[], $15::timestamptz[], $16::smallint[], $17::smallint[]) with ordinality
+    as h(queue, kind, scope, metadata, priority, max_attempts, due, lane_rule, if_dead, n) on h.n = u.header;
+
+-- citus.go: insertApart jobs
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane_rule)
+select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
+       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
+       nullif(h.scope, ''), nullif(u.key, ''), nullif(h.lane_rule, 0)
+  from onceq.meta
+ cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[]) as u(id, header, payload, bytes, key, lane, path)
+  join unnest($9::text[], $10::text[], $11::text[], $12::text[], $13::int[], $14::int[], $15::timestamptz[], $16::smallint[], $17::smallint[]) with ordinality
+    as h(queue, kind, scope, metadata, priority, max_attempts, due, lane_rule, if_dead, n) on h.n = u.header;
+
 -- citus.go: insertFenceInParts.answer
 select $1::bool, $2::bigint, $3::timestamptz, $4::timestamptz, null::bigint;
 
@@ -861,23 +879,13 @@ select f.job_id,
  where f.class = 0 and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
 returning id, run_at > created_at, 1;
 
--- citus.go: jobsApart
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
-select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
-       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
-       nullif(h.scope, ''), nullif(u.key, '')
-  from onceq.meta
- cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[]) as u(id, header, payload, bytes, key)
-  join unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::timestamptz[]) with ordinality
-    as h(queue, kind, scope, metadata, priority, max_attempts, due, n) on h.n = u.header;
-
 -- citus.go: keepApart
 insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
 select id, run_at, created_at, leased_until,
        case when $5::bigint > 0 then timezone('UTC', timezone('UTC', leased_until) + $5::bigint * interval '1 millisecond') end,
        claims, lost, attempts, max_attempts, priority, 5::smallint, queue, kind, scope, key,
-       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors
+       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors, lane, lane_rule
   from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -891,12 +899,6 @@ select id, run_at, created_at, leased_until,
 
 -- citus.go: lockTimeout
 select set_config('lock_timeout', $1::text, true) from onceq.meta;
-
--- citus.go: onOneNode.none
-select null::bigint[], null::text[], null::text[], null::text[], null::text[], null, null;
-
--- citus.go: onOneNode
-select 0;
 
 -- citus.go: onOneNode
 select statement_timestamp();
@@ -917,9 +919,9 @@ select id, scope, key, kind, claims from onceq.job_history where id = any ($1::b
 
 -- citus.go: redriveBack
 insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                        payload, payload_bytes, metadata, errors, identity)
+                        payload, payload_bytes, metadata, errors, identity, lane_rule)
 select id, case when state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-       payload, payload_bytes, metadata, errors, identity
+       payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
   from onceq.job_history
  where id = any ($1::bigint[])
 returning case when run_at > $2::timestamptz then id else 0 end;
@@ -935,9 +937,9 @@ request as (
 select count(*) from gone;
 
 -- citus.go: redriveInParts.answer
-select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[], $5::bigint[];
+select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], $6::bigint[], $5::bigint[];
 
--- citus.go: requestInParts.note
+-- citus.go: requestInParts.notes
 insert into onceq.job_cancels (job_id, requested_at)
 select id, greatest($2::timestamptz, created_at) from onceq.jobs where id = any ($1::bigint[]) order by id
 on conflict (job_id) do update set requested_at = excluded.requested_at
@@ -994,6 +996,408 @@ select onceq.id_taken(h.id);
 
 -- citus.go: write
 select onceq.id_taken($1::bigint);
+
+-- citus_lanes.go: alone.settings
+select set_config('idle_in_transaction_session_timeout', '10s', true);
+
+-- citus_lanes.go: askedApart
+select null, $3::bigint[],
+       (select array_agg(x.job_id)
+          from unnest($1::bigint[], $2::timestamptz[]) as u(id, created_at)
+         cross join lateral (select job_id from onceq.job_cancels where job_id = u.id and requested_at >= u.created_at offset 0) x), null;
+
+-- citus_lanes.go: backApart
+insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+select j.id, u.run_at, j.created_at, j.claims, least(j.lost, u.most)::smallint, (case when u.reset then 0 else j.attempts + u.spent end)::smallint,
+       j.max_attempts, j.priority, j.queue, j.kind, j.scope, j.key, j.payload, j.payload_bytes, j.metadata,
+       case when u.error = '' then j.errors else
+         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
+       u.identity, u.line, j.lane_rule, nullif(u.path, '')
+  from onceq.jobs j
+  join unnest($1::bigint[], $2::int[], $3::bigint[], $4::timestamptz[], $5::int[], $6::bool[], $7::int[], $8::text[], $9::bigint[], $10::text[], $11::text[])
+    as u(id, claims, holder, run_at, most, reset, spent, error, identity, line, path) on u.id = j.id and u.claims = j.claims and u.holder = j.holder;
+
+-- citus_lanes.go: callApart
+insert into onceq.lane_calls (slot, due, lane) values (('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp(), $1::text);
+
+-- citus_lanes.go: callLimit
+insert into onceq.lane_calls (slot, due, lane)
+select u.slot, $3::timestamptz, u.lane from onceq.meta, unnest(array[$2::smallint, -1], array[$1::text, '?']) as u(slot, lane);
+
+-- citus_lanes.go: callsApart
+insert into onceq.lane_calls (slot, due, lane)
+select ('x' || left(md5(u.lane), 1))::bit(4)::int::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
+
+-- citus_lanes.go: cancelWaitsInParts.lock
+select id, lane, coalesce(path, ''), statement_timestamp() from onceq.job_waits
+ where id = any ($1::bigint[]) and (not $2::bool or id in (select job_id from onceq.job_cancels))
+ order by id
+   for update skip locked;
+
+-- citus_lanes.go: cancelledWaits
+delete from onceq.job_waits;
+
+-- citus_lanes.go: cancelledWaits
+delete from onceq.jobs;
+
+-- citus_lanes.go: chooseApart lanes
+with room as materialized (
+  select l.lane, least(1000, o.n - live.n) as n
+    from (select distinct lane from unnest($1::text[]) as u(lane)) l
+   cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
+),
+head as materialized (
+  select w.id, r.lane, r.n
+    from (select lane, n from room
+           where n > 0 and lane not like '/%' and not exists (select from onceq.lane_stops s where s.lane = room.lane offset 0) offset 0) r
+   cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+),
+ours (id, lane, priority, run_at, slot, goes_on) as materialized (
+  select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
+         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+),
+live as materialized (select * from ours where not goes_on),
+goes as materialized (select * from ours where goes_on)
+select statement_timestamp(), l.*, g.*, p.*, c.*
+  from (select array_agg(id), array_agg(queue), array_agg(path), array_agg(at), array_agg(slotted)
+          from (select o.id, w.queue, coalesce(w.path, w.lane) as path, case when o.slot > statement_timestamp() then o.slot else o.at end as at, o.slot is not null as slotted
+                  from (select id, slot, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from live window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) live) o
+                 cross join lateral (select queue, lane, path from onceq.job_waits where id = o.id offset 0) w) o) l
+ cross join (select array_agg(id), array_agg(path), array_agg(at)
+               from (select o.id, w.path, o.at
+                       from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
+                      cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
+ cross join (select array_agg(lane), array_agg(free_at), array_agg(gap) from (select null::text, null::timestamptz, null::float8, null::timestamptz where false) p (lane, free_at, gap, paid_at)) p
+ cross join (select array_agg(lane), array_agg(due) from (select ('x' || left(md5(h.lane), 1))::bit(4)::int::smallint, statement_timestamp() + case when h.got < h.wanted then $2::bigint else 0 end * interval '1 microsecond', h.lane
+    from (select lane, count(n) as wanted, count(*) - count(n) as got
+            from (select lane, n from head union all select lane, null from ours) h group by lane) h
+   where h.got < h.wanted or h.wanted = 1000) a (slot, due, lane)) c;
+
+-- citus_lanes.go: chooseApart limits
+with room as materialized (
+  select l.lane, least(1000, o.n - live.n) as n
+    from (select distinct lane from unnest($1::text[]) as u(lane)) l
+   cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
+),
+
+rate as materialized (
+  select z.*, z.ready >= z.ahead as "full",
+         least(z.room, case when z.gap is null then z.room
+                            when not z.short then 0
+                            when z.rested then least(greatest(z.burst, floor(500000.0 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
+                            else least(greatest(0, floor((500000.0 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
+    from (select y.*, ready.n as ready
+            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -100000.0 as rested,
+                         case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
+                         v.debt + (1 - (v.burst - v.kept)) * v.gap <= 500000.0 / 2 as short,
+                         greatest(v.burst, ceil(500000.0 / v.gap)) as ahead
+                    from (select x.*, case when x.gap is null or x.was is null then '-infinity'
+                            when x.gap = x.was then x.owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
+                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was,
+                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                                    from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = room.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit 1) w
+          limit 1 offset 0) offset 0) r
+                                    left join lateral (select per::float8 / rate as gap, burst
+                 from onceq.lane_limits s
+                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s on true
+                                    left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
+           cross join lateral (
+                 select count(*) as n
+                   from (select from onceq.lane_places p
+                          cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
+                          where p.lane = y.lane and j.leased_until is null and y.short
+                          order by p.id desc
+                          limit y.ahead) u) ready) z
+),
+rewound as materialized (
+  select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
+                            when x.gap = x.was then x.owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
+    from (select r.lane, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+            from (select lane from room where lane like '/%' offset 0) r
+           cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
+           cross join lateral (select per::float8 / rate as gap, burst
+                 from onceq.lane_limits s
+                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s
+           where c.paid_at > clock_timestamp() + interval '1 second' and s.gap is not null
+           offset 0) x
+),
+recalled as (
+  update onceq.jobs j set run_at = statement_timestamp() - interval '1 second'
+    from (select j.id
+            from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
+           cross join lateral (
+                 select id from onceq.jobs
+                  where id = p.id and leased_until is null and run_at > statement_timestamp() and right(lane, 2) = E'\x1f' || '@'
+                    for no key update skip locked) j) u
+   where j.id = any (array[u.id])
+),
+turn as materialized (
+  select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
+    from (select * from rate where n > 0 offset 0) r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
+          limit r.n) w
+),
+ours (id, lane, priority, run_at, slot, goes_on) as materialized (
+  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
+       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
+    from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t),
+live as materialized (select * from ours where not goes_on),
+goes as materialized (select * from ours where goes_on)
+select statement_timestamp(), l.*, g.*, p.*, c.*
+  from (select array_agg(id), array_agg(queue), array_agg(path), array_agg(at), array_agg(slotted)
+          from (select o.id, w.queue, coalesce(w.path, w.lane) as path, case when o.slot > statement_timestamp() then o.slot else o.at end as at, o.slot is not null as slotted
+                  from (select id, slot, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from live window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) live) o
+                 cross join lateral (select queue, lane, path from onceq.job_waits where id = o.id offset 0) w) o) l
+ cross join (select array_agg(id), array_agg(path), array_agg(at)
+               from (select o.id, w.path, o.at
+                       from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
+                      cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
+ cross join (select array_agg(lane), array_agg(free_at), array_agg(gap) from (select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
+    from (select lane, debt, gap, 1 as n from turn where gap is not null
+          union all
+          select lane, debt, gap, 0 from rewound) u
+   group by lane) p (lane, free_at, gap, paid_at)) p
+ cross join (select array_agg(lane), array_agg(due) from (select ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint, l.due, l.lane
+    from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $2::bigint
+                         when t."full" then least(2000000, greatest(20000, t.ready * t.gap / 2, t.idle / 2))
+                         when t.rested and t.taken < t.burst then 20000
+                         else greatest(20000, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - 500000.0 / 2) end * interval '1 microsecond' as due
+            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
+                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                    from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
+                          union all
+                          select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
+                   group by lane) t
+           where (t.taken < t.room or t.taken = 1000)
+             and t.taken < (select count(*) from (select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = t.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit t.taken + 1) w
+          limit t.taken + 1) w)) l
+   where not exists (select from onceq.lane_calls c
+                      where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
+
+-- citus_lanes.go: completeLinedInParts
+select null;
+
+-- citus_lanes.go: discardInParts
+select $1::bigint, null;
+
+-- citus_lanes.go: endLinedInParts
+select null, $1::bigint[], null, null;
+
+-- citus_lanes.go: familiesLeft
+select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
+
+-- citus_lanes.go: goneBackApart
+with gone as (
+  delete from onceq.jobs j using unnest($1::bigint[], $2::int[], $3::bigint[]) as u(id, claims, holder)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.id
+)
+select case when (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end;
+
+-- citus_lanes.go: guardNode
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true) from onceq.meta;
+
+-- citus_lanes.go: hearApart
+with heard as materialized (
+  select ctid as place, lane from onceq.lane_calls
+   where slot = -1 and due <= statement_timestamp() and lane not in ('', '?')
+   order by due limit 1000 for update skip locked
+),
+gone as (
+  delete from onceq.lane_calls where ctid = any (array(select place from heard))
+)
+select array_agg(lane), statement_timestamp() from heard;
+
+-- citus_lanes.go: hurryWaitsInParts
+select $1::bigint;
+
+-- citus_lanes.go: laterApart
+update onceq.jobs j set run_at = u.at, leased_until = null, holder = null
+  from unnest($1::bigint[], $2::timestamptz[]) as u(id, at) where j.id = any (array[u.id]);
+
+-- citus_lanes.go: leaveApart
+delete from onceq.lane_places p using unnest($1::text[], $2::bigint[]) as u(lane, id) where p.lane = any (array[u.lane]) and p.id = u.id;
+
+-- citus_lanes.go: ledApart
+select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m;
+
+-- citus_lanes.go: liveApart
+insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                        payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key,
+       w.payload, w.payload_bytes, w.metadata, w.errors, w.identity,
+       case when w.path = '' then null when w.path is null then w.lane when u.slotted then w.path || E'\x1f' || '@' else w.path end,
+       nullif(w.lane_rule, case when w.path = '' then 0 end)
+  from onceq.job_waits w join unnest($1::bigint[], $2::timestamptz[], $3::bool[]) as u(id, at, slotted) on u.id = w.id;
+
+-- citus_lanes.go: lockApart
+select set_config(;
+
+-- citus_lanes.go: lockHeld
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+)
+select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.created_at, j.identity,
+       exists (select from onceq.job_waits w where w.id = u.id), statement_timestamp()
+  from u cross join lateral (
+       select attempts, lane, lane_rule, created_at, identity from onceq.jobs
+        where id = u.id and claims = u.claims and holder = u.holder
+          for update) j;
+
+-- citus_lanes.go: onwardApart
+insert into onceq.lane_calls (slot, due, lane)
+select -1, $1::timestamptz, u.lane from onceq.meta, unnest($2::text[]) as u(lane);
+
+-- citus_lanes.go: pageApart
+with recursive lane (lane, first, last) as (
+  select w.lane, f.first, f.last
+    from unnest($2::text[], $3::text[], $4::text[]) as f(first, after, last)
+   cross join lateral (
+         select lane from onceq.job_waits where lane > f.after order by lane limit 1) w
+   where f.last is null or w.lane < f.last
+  union all
+  select w.lane, l.first, l.last
+    from lane l cross join lateral (
+         select lane from onceq.job_waits where lane > l.lane order by lane limit 1) w
+   where l.last is null or w.lane < l.last
+)
+select lane, first from lane limit $1::int;
+
+-- citus_lanes.go: paidApart
+insert into onceq.limit_rates (lane, free_at, gap, paid_at)
+select u.lane, u.free_at, u.gap, $4::timestamptz from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
+on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at;
+
+-- citus_lanes.go: passApart
+update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
+  from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
+ where w.id = any (array[u.id]);
+
+-- citus_lanes.go: placesApart
+insert into onceq.lane_places (lane, id)
+select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane, id)
+on conflict do nothing;
+
+-- citus_lanes.go: putOffAll
+with put_off as (
+  update onceq.lane_calls set due = due + $1::bigint * interval '1 microsecond'
+   where slot = -1 and lane = '' and due > statement_timestamp()
+)
+select 1;
+
+-- citus_lanes.go: readBack
+select d.id, d.run_at, d.created_at, coalesce(d.lane, ''), d.if_dead,
+       coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or coalesce(d.id = any ($2::bigint[]), false),
+       state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp()
+  from onceq.job_history d where d.id = any ($1::bigint[]);
+
+-- citus_lanes.go: readHeld
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+)
+select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.created_at, j.identity,
+       exists (select from onceq.job_waits w where w.id = u.id), statement_timestamp()
+  from u cross join lateral (
+       select attempts, lane, lane_rule, created_at, identity from onceq.jobs
+        where id = u.id and claims = u.claims and holder = u.holder
+       offset 0) j;
+
+-- citus_lanes.go: reslotApart
+select array(select id from slot;
+
+-- citus_lanes.go: retryLinedInParts
+select onceq.lease_lost($1::bigint);
+
+-- citus_lanes.go: retryTx
+select onceq.lease_lost($1::bigint);
+
+-- citus_lanes.go: setLimitInParts
+select 1;
+
+-- citus_lanes.go: stopApart
+insert into onceq.lane_stops (lane, id)
+select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane, id)
+on conflict do nothing;
+
+-- citus_lanes.go: takeCalls
+with call as materialized (
+  select c.place, c.lane, s.slot, c.due
+    from unnest($3::smallint[]) as s(slot)
+   cross join lateral (
+         select ctid as place, lane, due from onceq.lane_calls
+          where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
+          order by due
+          limit $2::int) c
+),
+heard as (
+  delete from onceq.lane_calls where ctid = any (array(select place from call))
+)
+select slot, lane, due from call order by due;
+
+-- citus_lanes.go: unstopApart
+delete from onceq.lane_stops s using unnest($1::text[], $2::bigint[]) as u(lane, id) where s.lane = any (array[u.lane]) and s.id = u.id;
+
+-- citus_lanes.go: waitsBack
+insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
+select d.id, u.run_at, d.created_at, d.claims, d.max_attempts, d.priority, d.queue, d.kind, d.scope, d.key,
+       d.payload, d.payload_bytes, d.metadata, d.errors, d.identity, u.line, coalesce(d.lane_rule, 0), u.path, u.if_dead
+  from onceq.job_history d join unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::text[], $5::smallint[]) as u(id, run_at, line, path, if_dead) on u.id = d.id;
+
+-- citus_lanes.go: wentApart
+delete from onceq.job_waits where id = any ($1::bigint[]);
 
 -- claim.go: claimAny
 with place as materialized (
@@ -4096,10 +4500,10 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
--- limit.go: setLine slot
-select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
+-- limit.go: removeApart
+update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text;
 
--- limit.go: setLine.remove
+-- limit.go: removeLimit
 with limits as (
   update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text
 ),
@@ -4108,7 +4512,11 @@ calls as (
 )
 select 1;
 
--- limit.go: setLine.set
+-- limit.go: setApart
+insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $2::int, $3::bigint, $4::bigint, $5::int, true)
+on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true;
+
+-- limit.go: setLimit
 with limits as (
   insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $3::int, $4::bigint, $5::bigint, $6::int, true)
   on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true
@@ -4117,6 +4525,9 @@ calls as (
   insert into onceq.lane_calls (slot, due, lane) values ($2::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
 )
 select 1;
+
+-- limit.go: setLine slot
+select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
 
 -- limit_list.go: readLimitOf
 with x (lane) as (select $1::text collate "C"),

@@ -630,14 +630,13 @@ func TestLane_ACommitAfterTheAnnouncement(t *testing.T) {
 	}
 }
 
-// On a server with Citus there are no lanes, and a job cannot wait for others. A Queue that does not know yet what the server has asks
+// On a server with Citus a job cannot wait for others. A Queue that does not know yet what the server has asks
 // before its first such job, so that the caller's transaction goes on.
 func TestCitus_TheFirstJobIsRefused(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	other := add(t, db, onceq.Job{})
 	for field, job := range map[string]onceq.Job{
-		"Lane":  {Kind: "k", Payload: 1, Lane: "one"},
 		"After": {Kind: "k", Payload: 1, After: []onceq.JobRef{{ID: other}}},
 	} {
 		for form, enqueue := range map[string]func(*onceq.Queue, pgx.Tx) error{
@@ -663,7 +662,7 @@ func TestCitus_TheFirstJobIsRefused(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 		}
 	}
-	require.Equal(t, 5, sqlOne[int](t, db, `select count(*)::int from onceq.jobs`))
+	require.Equal(t, 3, sqlOne[int](t, db, `select count(*)::int from onceq.jobs`))
 }
 
 // Bad input is an error before anything is written.
