@@ -104,7 +104,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement = countsApart
 	case discardJobs:
 		statement = discardApart
-	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
+	case rescanTurn, writePresence, writePause, replaceJobs, replaceApart, retryJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
 	}

@@ -47,6 +47,8 @@ func linesApart(statement string) inParts {
 		return setLimitInParts(removeApart)
 	case putOff:
 		return putOffInParts
+	case replaceWaits:
+		return replaceInParts
 	}
 	return nil
 }
@@ -1129,6 +1131,34 @@ func (q *Queue) reslotInParts(ctx context.Context, db *pgxpool.Pool, args []any,
 		return p.send(laterApart, []any{later, at}, noRows)
 	})
 	return began, err
+}
+
+// replaceApart is replaceWaits without the calls, which it returns.
+var replaceApart = strings.NewReplacer(callsOfReplaced, "", "statement_timestamp() from changed", "statement_timestamp(), timed, run_at, line from changed").Replace(replaceWaits)
+
+func replaceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	var ids []int64
+	var delays []bool
+	var called laneCalls
+	err := p.send(replaceApart, args, each(func(rows pgx.Rows) error {
+		var id int64
+		var delayed, timed bool
+		var due time.Time
+		var line string
+		err := rows.Scan(&id, &delayed, &timed, &due, &line)
+		if ids, delays = append(ids, id), append(delays, delayed); timed {
+			called.add(line, due)
+		}
+		return err
+	}))
+	if err == nil {
+		err = called.send(p)
+	}
+	if err != nil {
+		return err
+	}
+	const answer = `select * from unnest($1::bigint[], $2::bool[])`
+	return p.send(answer, []any{ids, delays}, read)
 }
 
 // newWaits is what enqueueManyInParts is told of the jobs that wait. Without lanes none does.

@@ -78,10 +78,12 @@ var replaceJobs = replaceIn("jobs", `leased_until is null
 // keeps its time. Whose time is another one has to be looked at then, and perhaps now.
 var replaceWaits = replaceIn("job_waits", `coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, `+sqlSep+`))
             and (a.parts & 1 > 0 or lane = `+firstLine("a.path")+`)`,
-	`m.parts & 2 > 0 and m.line = `+firstLine("m.path"), `,
+	`m.parts & 2 > 0 and m.line = `+firstLine("m.path"), callsOfReplaced)
+
+var callsOfReplaced = `,
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select `+laneSlot("line")+`, run_at, line from changed where timed
-)`)
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("line") + `, run_at, line from changed where timed
+)`
 
 // notReplaced says why Replace did not change the job that r describes, if it is set.
 func (j *Job) notReplaced(r Result) string {

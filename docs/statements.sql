@@ -1354,6 +1354,9 @@ select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.
         where id = u.id and claims = u.claims and holder = u.holder
        offset 0) j;
 
+-- citus_lanes.go: replaceInParts.answer
+select * from unnest($1::bigint[], $2::bool[]);
+
 -- citus_lanes.go: reslotApart
 select array(select id from slot;
 
@@ -5821,6 +5824,41 @@ call as (
   insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(line), 1))::bit(4)::int::smallint, run_at, line from changed where timed
 )
 select id, run_at > statement_timestamp() from changed;
+
+-- replace.go: replaceIn job_waits on Citus
+with asked as materialized (
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+   order by id
+),
+mine as materialized (
+  select a.*, j.line
+    from asked a
+   cross join lateral (
+         select lane as line from onceq.job_waits
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, E'\x1f'))
+            and (a.parts & 1 > 0 or lane = coalesce(nullif(split_part(a.path, E'\x1f', 1), ''), split_part(a.path, E'\x1f', 2)))
+            and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
+            for update) j
+),
+fence as (
+  update onceq.job_fences f set fingerprint = m.fingerprint
+    from (select * from mine where parts & 1 > 0 order by scope, key) m
+   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+),
+changed as (
+  update onceq.job_waits j
+     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))
+                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                              else j.run_at end
+    from mine m
+   where j.id = any (array[m.id])
+  returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
+)
+select id, run_at > statement_timestamp(), timed, run_at, line from changed;
 
 -- replace.go: replaceIn jobs
 with asked as materialized (

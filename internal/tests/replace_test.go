@@ -324,6 +324,8 @@ func TestReplace_NotInAnotherLaneOrLimit(t *testing.T) {
 		}
 		check()
 		require.NoError(t, laneClaimOne(t, q, before).Complete(ctx, nil))
+		_, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"none"}}) // lets it in, where the completion did not
+		require.NoError(t, err)
 		require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.jobs where id = $1`, id))
 		check()
 		require.NoError(t, laneClaimOne(t, q, id).Complete(ctx, nil))
