@@ -144,9 +144,6 @@ insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
 returning id;
 
--- await.go: Emit.emit
-select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool);
-
 -- await.go: Event.read
 select coalesce(result::text, '') from onceq.job_fences f
  where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
@@ -511,6 +508,9 @@ mine as (
 )
 select exists (select from ok), (select state from mine), coalesce((select payload::text from mine), '');
 
+-- await.go: emitEvent
+select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool);
+
 -- await.go: endAwait
 with ok as materialized (
   select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
@@ -725,7 +725,7 @@ values (('x' || left(md5($1::text), 1))::bit(4)::int::smallint, greatest(stateme
                                                timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text);
 
 -- citus.go: cancelInParts.lock
-select id, coalesce(lane, ''), statement_timestamp() from onceq.jobs
+select id, coalesce(lane, ''), coalesce(lane_rule & 4 = 4, false), statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
    and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
@@ -997,6 +997,194 @@ select onceq.id_taken(h.id);
 -- citus.go: write
 select onceq.id_taken($1::bigint);
 
+-- citus_events.go: asideApart
+with aside as materialized (
+  select w.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
+         select id from onceq.job_waits
+          where id = u.id and claims = u.claims and run_at > $3::timestamptz
+            for update) w
+),
+back as (
+  update onceq.job_waits w set run_at = $3::timestamptz from aside where w.id = any (array[aside.id])
+  returning w.lane
+)
+select array_agg(distinct lane) from back;
+
+-- citus_events.go: awaitApart
+insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
+select $1::bigint, $6::bigint, $7::timestamptz, $8::timestamptz, $9::smallint, $4::text, $5::text, nullif($10::text, '')::jsonb
+  from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+on conflict (job_id, scope, key) do update
+   set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
+       state = excluded.state, payload = excluded.payload
+ where a.identity <> excluded.identity
+returning state, coalesce(payload::text, '');
+
+-- citus_events.go: awaitsApart
+with w as materialized (
+  select u.n, u.claims, a.*
+    from unnest($1::bigint[], $2::int[], $3::text[], $4::text[]) with ordinality as u(id, claims, scope, key, n)
+   cross join lateral (
+         select job_id, scope, key, state, until from onceq.job_awaits
+          where job_id = u.id and scope = u.scope and key = u.key
+            for update skip locked) a
+),
+noted as (
+  update onceq.job_awaits a set claims = greatest(a.claims, w.claims)
+    from w
+   where a.job_id = any (array[w.job_id]) and a.scope = w.scope and a.key = w.key
+)
+select n, case when state = 0 then greatest(0, (extract(epoch from until - statement_timestamp()) * 1000000)::bigint) else 0 end from w;
+
+-- citus_events.go: beginAwaitInParts.answer
+select $1::bool, $2::smallint, $3::text;
+
+-- citus_events.go: beginAwaitInParts
+select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint);
+
+-- citus_events.go: cameApart
+with came as (
+  update onceq.job_awaits a set state = 1, payload = $3::text::jsonb
+   where a.key = $2::text and a.scope = $1::text and a.state = 0 and a.scope <> ''
+  returning a.job_id, a.claims
+)
+select array_agg(job_id order by job_id), array_agg(claims order by job_id) from came where claims > 0;
+
+-- citus_events.go: dueApart
+with due as materialized (
+  select j.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and claims = u.claims and leased_until is null and run_at > $3::timestamptz
+            and (lane is null or right(lane, 2) <> E'\x1f' || '@')
+            for update) j
+)
+update onceq.jobs j set run_at = $3::timestamptz from due where j.id = any (array[due.id]);
+
+-- citus_events.go: emitApart
+insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key, result)
+select 0, $5::timestamptz, $5::timestamptz, $4::bigint, 4, 3, $1::text, $2::text, $3::text::jsonb from onceq.meta
+on conflict (key, scope, class) do update
+   set state = 3, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
+ where f.state <> 3 or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.finished_at
+returning 1;
+
+-- citus_events.go: emitInParts.answer
+select $1::bool;
+
+-- citus_events.go: meetApart
+insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
+select 0, $6::timestamptz, $7::timestamptz, 0, 4, 5, $4::text, $5::text
+  from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+on conflict (key, scope, class) do update
+   set state       = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
+                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.state else 5 end,
+       lifetime    = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
+                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.lifetime else 0 end,
+       finished_at = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
+                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+returning f.state = 3, coalesce(f.result::text, '');
+
+-- citus_groups.go: busyApart
+insert into onceq.lane_calls (slot, due, lane)
+select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, $3::timestamptz, lane from onceq.job_waits where lane = any ($1::text[]) and id <> all ($2::bigint[]);
+
+-- citus_groups.go: callGroupsApart
+insert into onceq.lane_calls (slot, due, lane)
+select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
+  from (select distinct E'\x1f' || lpad(m.group_id::text, 19, '0') as lane, j.leased_until as due
+          from onceq.jobs j join onceq.job_members m on m.job_id + 0 = j.id where j.id = $1::bigint) l;
+
+-- citus_groups.go: completeToldInParts
+select null, $1::bigint[];
+
+-- citus_groups.go: doneApart
+select u.id, w.lane, w.path, w.run_at, w.queue,
+       case when s.held or s.dead and w.if_dead = 0 then 'waits'
+            when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
+            when w.path = '' and exists (select from onceq.jobs where id = u.id) then 'blocked'
+            when w.path = '' then 'lives'
+            else 'queues' end
+  from unnest($1::bigint[]) as u(id)
+ cross join lateral (select lane, path, run_at, queue, if_dead from onceq.job_waits where id = u.id) w
+ cross join lateral (
+       select bool_or(state = 8) as held, bool_or(state = 6) as dead, bool_or(state = 7) as cancelled
+         from onceq.job_members where group_id = u.id) s
+ where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m)
+ order by u.id;
+
+-- citus_groups.go: followersApart
+select w.id from unnest($1::text[]) as u(lane) cross join lateral (
+       select id from onceq.job_waits where lane = u.lane for update skip locked) w;
+
+-- citus_groups.go: forgetApart
+select (select count(*) from call);
+
+-- citus_groups.go: groupsApart
+select null, $1::bigint[], null, null;
+
+-- citus_groups.go: groupsApart
+select null, $1::bigint[], null, null, null;
+
+-- citus_groups.go: lockToldApart
+select count(w.id)
+  from (select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (
+               select group_id from onceq.job_members where job_id + 0 = u.id) m
+         order by m.group_id) g
+ cross join lateral (
+       select id from onceq.job_waits where lane = E'\x1f' || lpad(g.group_id::text, 19, '0') for no key update) w;
+
+-- citus_groups.go: membersInParts
+select $1::bigint;
+
+-- citus_groups.go: noteDead
+update onceq.job_history h
+   set errors = coalesce(h.errors, '[]') || ('[{"at": ' || u.at || ', "attempt": ' || h.attempts::text || ', "error": "a job that it waited for is dead or was cancelled (DeadCancel)"}]')::jsonb,
+       if_dead = 3
+  from unnest($1::bigint[], $2::text[]) as u(id, at)
+ where h.id = any (array[u.id]) and h.state = 7;
+
+-- citus_groups.go: putOffCall
+update onceq.lane_calls set due = $2::timestamptz
+ where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and due <= $3::timestamptz and lane = $1::text;
+
+-- citus_groups.go: refsInParts.sequence
+select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
+
+-- citus_groups.go: rowsApart
+insert into onceq.job_members (group_id, job_id, state, told, result)
+select group_id, job_id, state, told, nullif(result, '')::jsonb
+  from onceq.meta, unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bool[], $5::text[]) as u(group_id, job_id, state, told, result)
+    on conflict do nothing;
+
+-- citus_groups.go: sayDeadInParts.read
+select id, finished_at from onceq.job_history where id = any ($1::bigint[]) and state = 7 order by id for update;
+
+-- citus_groups.go: tellApart
+with told as (
+  update onceq.job_members m
+     set state = g.state, told = true, result = case when g.state = 5 then nullif(g.result, '')::jsonb end
+    from unnest($1::bigint[], $2::smallint[], $3::text[]) as g(id, state, result)
+   where m.job_id + 0 = any (array[g.id])
+     and ((m.state = 0) = (g.state <> 0) or g.state = 7 and m.state in (6, 8))
+  returning m.group_id
+)
+select array_agg(distinct E'\x1f' || lpad(group_id::text, 19, '0')) from told;
+
+-- citus_groups.go: tellBack.members
+select id from onceq.job_history where id = any ($1::bigint[]) and lane_rule & 4 = 4 order by id;
+
+-- citus_groups.go: tellOneApart
+update onceq.job_members set state = 5, told = true, result = nullif($2::text, '')::jsonb
+ where job_id + 0 = $1::bigint and state = 0;
+
+-- citus_groups.go: toldOfApart
+select id, case when state = 5 then state else 7 end::smallint, coalesce(result::text, ''),
+       coalesce(lane_rule & 4 = 4, false) or exists (select from onceq.job_members m where m.job_id = h.id and not m.told offset 0)
+  from onceq.job_history h
+ where id = any ($1::bigint[]) and state = any ($2::smallint[])
+ order by id
+   for update of h;
+
 -- citus_lanes.go: alone.settings
 select set_config('idle_in_transaction_session_timeout', '10s', true);
 
@@ -1030,7 +1218,7 @@ insert into onceq.lane_calls (slot, due, lane)
 select ('x' || left(md5(u.lane), 1))::bit(4)::int::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
 
 -- citus_lanes.go: cancelWaitsInParts.lock
-select id, lane, coalesce(path, ''), statement_timestamp() from onceq.job_waits
+select id, lane, coalesce(path, ''), lane_rule & 4 = 4, statement_timestamp() from onceq.job_waits
  where id = any ($1::bigint[]) and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked;
@@ -5825,41 +6013,6 @@ call as (
 )
 select id, run_at > statement_timestamp() from changed;
 
--- replace.go: replaceIn job_waits on Citus
-with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
-   order by id
-),
-mine as materialized (
-  select a.*, j.line
-    from asked a
-   cross join lateral (
-         select lane as line from onceq.job_waits
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, E'\x1f'))
-            and (a.parts & 1 > 0 or lane = coalesce(nullif(split_part(a.path, E'\x1f', 1), ''), split_part(a.path, E'\x1f', 2)))
-            and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
-            for update) j
-),
-fence as (
-  update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0 order by scope, key) m
-   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-),
-changed as (
-  update onceq.job_waits j
-     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))
-                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                              else j.run_at end
-    from mine m
-   where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
-)
-select id, run_at > statement_timestamp(), timed, run_at, line from changed;
-
 -- replace.go: replaceIn jobs
 with asked as materialized (
   select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
@@ -5894,6 +6047,41 @@ changed as (
   returning j.id, j.run_at, m.parts & 2 > 0 and m.path = '' as timed, m.line
 )
 select id, run_at > statement_timestamp() from changed;
+
+-- replace.go: replaceIn on Citus
+with asked as materialized (
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+   order by id
+),
+mine as materialized (
+  select a.*, j.line
+    from asked a
+   cross join lateral (
+         select lane as line from onceq.job_waits
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, E'\x1f'))
+            and (a.parts & 1 > 0 or lane = coalesce(nullif(split_part(a.path, E'\x1f', 1), ''), split_part(a.path, E'\x1f', 2)))
+            and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
+            for update) j
+),
+fence as (
+  update onceq.job_fences f set fingerprint = m.fingerprint
+    from (select * from mine where parts & 1 > 0 order by scope, key) m
+   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+),
+changed as (
+  update onceq.job_waits j
+     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))
+                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                              else j.run_at end
+    from mine m
+   where j.id = any (array[m.id])
+  returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
+)
+select id, run_at > statement_timestamp(), timed, run_at, line from changed;
 
 -- rescan.go: addQueues
 insert into onceq.queues (queue, rescanned_at)
