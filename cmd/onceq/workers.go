@@ -107,11 +107,36 @@ enqueueing works as always. It lasts until onceq resume, through restarts and de
 			if why != "" {
 				note += ": " + why
 			}
+			said, err := fmt.Sprintf("Queue %q is paused.", queue), error(nil)
 			if kind != "" {
-				return fmt.Sprintf("Kind %q is paused.", kind), true, a.q.PauseKind(ctx, tx, kind, note)
+				said, err = fmt.Sprintf("Kind %q is paused.", kind), a.q.PauseKind(ctx, tx, kind, note)
+			} else {
+				err = a.q.PauseQueue(ctx, tx, queue, note)
 			}
-			return fmt.Sprintf("Queue %q is paused.", queue), true, a.q.PauseQueue(ctx, tx, queue, note)
+			if err != nil {
+				return "", false, err
+			}
+			known, err := a.known(ctx, tx, queue, kind)
+			if err == nil && !known {
+				said += " No worker has it, and there is no job of it: is that its name?"
+			}
+			return said, true, err
 		})
+}
+
+// known reports whether any worker or job has the queue or the kind.
+func (a *app) known(ctx context.Context, tx pgx.Tx, queue, kind string) (bool, error) {
+	workers, err := a.q.Workers(ctx, tx)
+	if err != nil {
+		return false, err
+	}
+	for _, w := range workers {
+		if _, ok := w.Queues[queue]; ok || slices.Contains(w.Kinds, kind) {
+			return true, nil
+		}
+	}
+	jobs, err := a.q.List(ctx, tx, onceq.Filter{Queue: queue, Kind: kind, Limit: 1})
+	return len(jobs) > 0, err
 }
 
 func (a *app) resumeCommand() *cobra.Command {
