@@ -682,6 +682,7 @@ var built = map[string]string{
 	"readBack":                readBack,
 	"chooseApart lanes":       chooseInLanes,
 	"chooseApart limits":      chooseOfLimits,
+	"lookAtMembers":           lookAtMembers,
 	"retryJobs":               retryJobs,
 	"crowdOf":                 readCrowd,
 	"crowdOf on Citus":        readCrowdCitus,
