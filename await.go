@@ -29,7 +29,7 @@ import (
 const EventWindow = 30 * 24 * time.Hour
 
 const (
-	emitPatience = "1s"        // how long Await waits for an open transaction that emits the event
+	emitPatience = time.Second // how long Await waits for an open transaction that emits the event
 	emitPause    = time.Second // how long the job is given back for when that was not enough
 )
 
@@ -51,6 +51,8 @@ const (
 // waitFor names what a job is given back for: a row of job_awaits.
 type waitFor struct{ scope, key string }
 
+const emitEvent = `select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool)`
+
 // Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
 // its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
 // the payload, which is encoded as JSON, at most MaxResultBytes of it. A nil payload, or an empty json.RawMessage, is null. Bad input is an *InvalidError,
@@ -62,7 +64,6 @@ type waitFor struct{ scope, key string }
 // or cancels or retries a job that waits for it; it does not wait for handlers. Above READ COMMITTED Postgres may answer
 // 40001 when a job began to wait after the caller's snapshot (IsRetryable).
 func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any) (first bool, err error) {
-	const emit = `select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool)`
 	raw, err := encodeJSON("payload", payload)
 	if err := cmp.Or(err, checkEvent(scope, key)); err != nil {
 		return false, err
@@ -70,11 +71,8 @@ func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any)
 	if db == nil {
 		return false, errNoDB
 	}
-	if err := q.hasEvents(ctx, db); err != nil {
-		return false, err
-	}
 	args := []any{scope, key, raw, EventWindow.Milliseconds(), rand.Int64(), outside(db)}
-	if err := q.sendBare(ctx, db, emit, args, row(&first)); err != nil {
+	if err := q.sendBare(ctx, db, emitEvent, args, row(&first)); err != nil {
 		return false, fmt.Errorf("onceq: emit: %w", q.told(err))
 	}
 	return first, nil
@@ -105,9 +103,6 @@ select coalesce(result::text, '') from onceq.job_fences f
 func (q *Queue) AwaitEvent(ctx context.Context, db DB, scope, key string) (json.RawMessage, error) {
 	for rest := 20 * time.Millisecond; ; rest = min(2*rest, 500*time.Millisecond) {
 		payload, emitted, err := q.Event(ctx, db, scope, key)
-		if err == nil && !emitted {
-			err = q.hasEvents(ctx, db) // otherwise none can come
-		}
 		if err != nil || emitted {
 			return payload, err
 		}
@@ -119,17 +114,6 @@ func (q *Queue) AwaitEvent(ctx context.Context, db DB, scope, key string) (json.
 
 func checkEvent(scope, key string) error {
 	return cmp.Or(checkName("Scope", scope, MaxScopeBytes), checkName("Key", key, MaxKeyBytes))
-}
-
-// hasEvents refuses events and sleeps where there are none.
-func (q *Queue) hasEvents(ctx context.Context, db DB) error {
-	switch citus, err := q.onCitus(ctx, db); {
-	case err != nil:
-		return fmt.Errorf("onceq: %w", q.told(err))
-	case !citus:
-		return nil
-	}
-	return Fatal(errors.New("onceq: Emit, Await and Sleep do not work on a server with Citus yet"))
 }
 
 // Await waits in a handler for an event, and returns its payload. The event is named by scope and key, and may have been
@@ -276,9 +260,6 @@ func (l *Lease) wait(ctx context.Context, w waitFor, d time.Duration) (*awaited,
 	case d < 0:
 		return nil, invalid("d", "is negative")
 	}
-	if err := l.q.hasEvents(ctx, l.q.pool); err != nil {
-		return nil, err
-	}
 	for range settleTries {
 		if a, err := l.readAwait(ctx, w); a != nil || err != nil {
 			return a, err
@@ -314,8 +295,8 @@ func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args
 	return err
 }
 
-// meeting is the hot way with a limit for waiting for a lock.
-var meeting = way{begin: beginOwn, settings: hot.settings + `, set_config('lock_timeout', '` + emitPatience + `', true)`}
+// meeting is for where Await may meet an Emit that is open.
+var meeting = waiting(emitPatience)
 
 const thisAwait = `a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint`
 

@@ -74,11 +74,8 @@ func (s *awaitScene) hears(t *testing.T) (string, bool) {
 // blocked waits until a session waits for a lock, or done has an answer.
 func blocked(t *testing.T, db *queuetest.DB, done chan error) bool {
 	t.Helper()
-	const read = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
 	for {
-		var waits bool
-		require.NoError(t, db.Pool.QueryRow(t.Context(), read).Scan(&waits))
-		if waits {
+		if waiting(t, db) > 0 {
 			return true
 		}
 		select {
@@ -88,6 +85,16 @@ func blocked(t *testing.T, db *queuetest.DB, done chan error) bool {
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
+}
+
+// waiting counts the sessions that wait for a lock, on Citus those of the nodes.
+func waiting(t *testing.T, db *queuetest.DB) (n int) {
+	t.Helper()
+	var activity string
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select coalesce(to_regclass('citus_stat_activity'), 'pg_stat_activity')::text`).Scan(&activity))
+	const read = ` where datname = current_database() and wait_event_type = 'Lock'`
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from `+activity+read).Scan(&n))
+	return n
 }
 
 var awaitLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
@@ -236,9 +243,8 @@ func meets(t *testing.T, db *queuetest.DB, level pgx.TxIsoLevel, begins bool, ke
 		}
 		emit <- err
 	}()
-	const two = `select count(*) > 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
 	for !met && len(emit)+len(job) == 0 {
-		require.NoError(t, db.Pool.QueryRow(ctx, two).Scan(&met))
+		met = waiting(t, db) > 1
 	}
 	require.NoError(t, gate.Rollback(ctx))
 	require.NoError(t, <-job)

@@ -84,6 +84,12 @@ func apart(statement string) inParts {
 		return requestInParts
 	case redriveJobs:
 		return redriveInParts
+	case emitEvent:
+		return emitInParts
+	case beginAwait:
+		return beginAwaitInParts
+	case retryAwaitingLaned, retryAwaitingLimited:
+		return awaitLinedInParts
 	}
 	return linesApart(statement)
 }
@@ -104,6 +110,8 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement = countsApart
 	case discardJobs:
 		statement = discardApart
+	case retryAwaiting:
+		statement = awaitingApart
 	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
@@ -113,7 +121,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return "", nil, err
 	}
 	args = append(slices.Clone(args), now)
-	if statement == retryJobs {
+	if statement == retryJobs || statement == awaitingApart {
 		errs := slices.Clone(args[3].([]string))
 		for i, text := range errs {
 			if text != "" {

@@ -144,9 +144,6 @@ insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
 returning id;
 
--- await.go: Emit.emit
-select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool);
-
 -- await.go: Event.read
 select coalesce(result::text, '') from onceq.job_fences f
  where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
@@ -510,6 +507,9 @@ mine as (
   returning state, payload
 )
 select exists (select from ok), (select state from mine), coalesce((select payload::text from mine), '');
+
+-- await.go: emitEvent
+select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool);
 
 -- await.go: endAwait
 with ok as materialized (
@@ -996,6 +996,93 @@ select onceq.id_taken(h.id);
 
 -- citus.go: write
 select onceq.id_taken($1::bigint);
+
+-- citus_events.go: asideApart
+with aside as materialized (
+  select w.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
+         select id from onceq.job_waits
+          where id = u.id and claims = u.claims and run_at > $3::timestamptz
+            for update) w
+),
+back as (
+  update onceq.job_waits w set run_at = $3::timestamptz from aside where w.id = any (array[aside.id])
+  returning w.lane
+)
+select array_agg(distinct lane) from back;
+
+-- citus_events.go: awaitApart
+insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
+select $1::bigint, $6::bigint, $7::timestamptz, $8::timestamptz, $9::smallint, $4::text, $5::text, nullif($10::text, '')::jsonb
+  from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+on conflict (job_id, scope, key) do update
+   set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
+       state = excluded.state, payload = excluded.payload
+ where a.identity <> excluded.identity
+returning state, coalesce(payload::text, '');
+
+-- citus_events.go: awaitsApart
+with w as materialized (
+  select u.n, u.claims, a.*
+    from unnest($1::bigint[], $2::int[], $3::text[], $4::text[]) with ordinality as u(id, claims, scope, key, n)
+   cross join lateral (
+         select job_id, scope, key, state, until from onceq.job_awaits
+          where job_id = u.id and scope = u.scope and key = u.key
+            for update skip locked) a
+),
+noted as (
+  update onceq.job_awaits a set claims = greatest(a.claims, w.claims)
+    from w
+   where a.job_id = any (array[w.job_id]) and a.scope = w.scope and a.key = w.key
+)
+select n, case when state = 0 then greatest(0, (extract(epoch from until - statement_timestamp()) * 1000000)::bigint) else 0 end from w;
+
+-- citus_events.go: beginAwaitInParts.answer
+select $1::bool, $2::smallint, $3::text;
+
+-- citus_events.go: beginAwaitInParts
+select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint);
+
+-- citus_events.go: cameApart
+with came as (
+  update onceq.job_awaits a set state = 1, payload = $3::text::jsonb
+   where a.key = $2::text and a.scope = $1::text and a.state = 0 and a.scope <> ''
+  returning a.job_id, a.claims
+)
+select array_agg(job_id order by job_id), array_agg(claims order by job_id) from came where claims > 0;
+
+-- citus_events.go: dueApart
+with due as materialized (
+  select j.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and claims = u.claims and leased_until is null and run_at > $3::timestamptz
+            and (lane is null or right(lane, 2) <> E'\x1f' || '@')
+            for update) j
+)
+update onceq.jobs j set run_at = $3::timestamptz from due where j.id = any (array[due.id]);
+
+-- citus_events.go: emitApart
+insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key, result)
+select 0, $5::timestamptz, $5::timestamptz, $4::bigint, 4, 3, $1::text, $2::text, $3::text::jsonb from onceq.meta
+on conflict (key, scope, class) do update
+   set state = 3, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
+ where f.state <> 3 or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.finished_at
+returning 1;
+
+-- citus_events.go: emitInParts.answer
+select $1::bool;
+
+-- citus_events.go: meetApart
+insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
+select 0, $6::timestamptz, $7::timestamptz, 0, 4, 5, $4::text, $5::text
+  from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+on conflict (key, scope, class) do update
+   set state       = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
+                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.state else 5 end,
+       lifetime    = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
+                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.lifetime else 0 end,
+       finished_at = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
+                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+returning f.state = 3, coalesce(f.result::text, '');
 
 -- citus_lanes.go: alone.settings
 select set_config('idle_in_transaction_session_timeout', '10s', true);

@@ -546,11 +546,7 @@ func TestAwait_Cancelled(t *testing.T) {
 		require.Equal(t, onceq.StateCancelled, state)
 		done := make(chan error, 1)
 		go func() { _, err := q.Emit(ctx, db.Pool, "e", "k", 1); done <- err }()
-		require.Eventually(t, func() bool {
-			var waits bool
-			err := db.Pool.QueryRow(ctx, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waits)
-			return err == nil && waits
-		}, patience, time.Millisecond)
+		until(t, db, `exists (select from `+activity(t, db)+` where datname = current_database() and wait_event_type = 'Lock')`)
 		if commit {
 			require.NoError(t, tx.Commit(ctx))
 			require.NoError(t, <-done)
