@@ -91,7 +91,10 @@ func apart(statement string) inParts {
 	case retryAwaitingLaned, retryAwaitingLimited:
 		return awaitLinedInParts
 	}
-	return linesApart(statement)
+	if lined := linesApart(statement); lined != nil {
+		return lined
+	}
+	return groupsApart(statement)
 }
 
 // onOneNode is what Citus takes whole in place of a statement that it refuses for a function that is not immutable, with its
@@ -570,8 +573,11 @@ func (q *Queue) endTx(ctx context.Context, db DB, end part) (parts []part, last 
 			}
 		}
 		return parts, part{completeJobs, []any{ids, claims, holders, results, args[8]}}, nil
-	case completeOneLaned, completeOneLimited, endLaned, endLimited, retryLaned, retryLimited:
+	case completeOneLaned, completeOneLimited, endLaned, endLimited, retryLaned, retryLimited, completeOneLimitedTold, endLimitedTold:
 		return q.endLined(ctx, db, end)
+	case completeOneTold, completeOneUnkeyedTold, completeJobsTold, endTold:
+		parts, last = toldTx(end)
+		return parts, last, nil
 	}
 	last.statement, last.args, err = q.onOneNode(ctx, db, end.statement, args)
 	return nil, last, err
@@ -617,10 +623,14 @@ func endInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	h := history{p: p}
 	var jobs []heldJob
 	var lines leaving
+	var told ends
 	err := p.send(lockHeld, args[:3], p.held(&jobs))
 	for _, j := range jobs {
 		n := j.n
 		lines.end(j.id, j.path, j.rule, State(states[n]))
+		if j.rule&memberBit != 0 {
+			told.add(j.id, states[n], results[n])
+		}
 		if err == nil {
 			err = h.add(ids[n], states[n], results[n], errs[n], spents[n], keeps[n], j.attempts)
 		}
@@ -636,6 +646,9 @@ func endInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		return err
 	}
 	if err := lines.send(p); err != nil {
+		return err
+	}
+	if err := p.tell(told); err != nil {
 		return err
 	}
 	const answer = `select null, $1::bigint[], null`
@@ -718,18 +731,23 @@ select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scop
 
 func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	const lock = `
-select id, coalesce(lane, ''), statement_timestamp() from onceq.jobs
+select id, coalesce(lane, ''), coalesce(` + isMember + `, false), statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
    and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked`
 	h := history{p: p}
 	var lines leaving
+	var told ends
 	err := p.send(lock, []any{args[0], args[2]}, each(func(rows pgx.Rows) error {
 		var id int64
 		var path string
-		if err := rows.Scan(&id, &path, &p.now); err != nil {
+		var member bool
+		if err := rows.Scan(&id, &path, &member, &p.now); err != nil {
 			return err
+		}
+		if member {
+			told.add(id, int16(StateCancelled), "")
 		}
 		lines.add(id, linesOf(path)...)
 		return h.add(id, int16(StateCancelled), "", "", 0, args[1].(int64), 0)
@@ -739,6 +757,9 @@ select id, coalesce(lane, ''), statement_timestamp() from onceq.jobs
 	}
 	if err == nil {
 		err = lines.send(p)
+	}
+	if err == nil {
+		err = p.tell(told)
 	}
 	if err != nil {
 		return err
@@ -842,6 +863,9 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 			}
 		}
 		early = append(early, late...)
+		if err := p.tellBack(back); err != nil {
+			return err
+		}
 		if err := p.send(redriveGone, []any{back}, noRows); err != nil {
 			return err
 		}

@@ -169,7 +169,10 @@ func leaveParts(id int64, lines []string) (all []part) {
 
 // completionParts are the parts of the job's completion before completeOne, where no part waits for an answer.
 func (l *Lease) completionParts(args []any) (all []part) {
-	if l.keep != 0 {
+	switch {
+	case l.member:
+		all = toldParts(args)
+	case l.keep != 0:
 		all = keptParts(args)
 	}
 	var lines []string
@@ -244,7 +247,8 @@ func endLinedInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 // endLined is endTx for jobs of which some have lanes or limits. It asks db for their lanes, because their rows are locked.
 func (q *Queue) endLined(ctx context.Context, db DB, end part) (all []part, last part, err error) {
 	args := end.args
-	one := end.statement == completeOneLaned || end.statement == completeOneLimited
+	told := end.statement == completeOneLimitedTold || end.statement == endLimitedTold
+	one := end.statement == completeOneLaned || end.statement == completeOneLimited || end.statement == completeOneLimitedTold
 	guard := args[:3]
 	if one {
 		guard = []any{[]int64{args[0].(int64)}, []int32{args[1].(int32)}, []int64{args[2].(int64)}}
@@ -261,12 +265,19 @@ func (q *Queue) endLined(ctx context.Context, db DB, end part) (all []part, last
 		all = append(all, leaveParts(j.id, linesOf(j.path))...)
 	}
 	if one {
-		if args[5].(int64) != 0 {
+		switch {
+		case told:
+			all = append(toldParts(args), all...)
+		case args[5].(int64) != 0:
 			all = append(keptParts(args), all...)
 		}
 		return all, part{completeOne, args[:5]}, nil
 	}
-	kept, last, err := q.endTx(ctx, db, part{endJobs, args[:9]})
+	ended := part{endJobs, args[:9]}
+	if told {
+		ended.statement = endTold
+	}
+	kept, last, err := q.endTx(ctx, db, ended)
 	return append(kept, all...), last, err
 }
 
@@ -463,17 +474,22 @@ var cancelledWaits = strings.Replace(cancelledApart, "delete from onceq.jobs", "
 
 func cancelWaitsInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	const lock = `
-select id, lane, coalesce(path, ''), statement_timestamp() from onceq.job_waits
+select id, lane, coalesce(path, ''), ` + isMember + `, statement_timestamp() from onceq.job_waits
  where id = any ($1::bigint[]) and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked`
 	h := history{p: p, statement: historyOfWaits}
 	var l leaving
+	var told ends
 	err := p.send(lock, []any{args[0], args[2]}, each(func(rows pgx.Rows) error {
 		var id int64
 		var line, path string
-		if err := rows.Scan(&id, &line, &path, &p.now); err != nil {
+		var member bool
+		if err := rows.Scan(&id, &line, &path, &member, &p.now); err != nil {
 			return err
+		}
+		if member {
+			told.add(id, int16(StateCancelled), "")
 		}
 		if lane, _, _ := splitPath(path); lane != "" && strings.HasPrefix(line, "/") {
 			l.add(id, lane)
@@ -485,6 +501,9 @@ select id, lane, coalesce(path, ''), statement_timestamp() from onceq.job_waits
 	}
 	if err == nil {
 		err = l.send(p)
+	}
+	if err == nil {
+		err = p.tell(told)
 	}
 	if err != nil {
 		return err
@@ -510,6 +529,9 @@ func hurryWaitsInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 
 func discardInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	if _, err := p.draw(0); err != nil {
+		return err
+	}
+	if err := p.tellDiscarded(args); err != nil {
 		return err
 	}
 	var n int
@@ -850,7 +872,7 @@ func (p *parts) live(ids []int64, at []time.Time, slotted []bool) error {
 }
 
 // lookInParts is look on Citus.
-func (p *promoter) lookInParts(ctx context.Context, from time.Time, part *some) (did promoted, now, left time.Time, err error) {
+func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping bool, part *some) (did promoted, now, left time.Time, err error) {
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
 	var queues []string
@@ -860,6 +882,11 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, part *some) 
 		var slots []int16
 		var due, mine int
 		var next int64
+		if sweeping {
+			if err := a.sweep(); err != nil {
+				return err
+			}
+		}
 		if err := a.send(lockApart, []any{from}, row(&slots, &due, &mine, &next, &did.families, &now)); err != nil {
 			return err
 		}
@@ -1166,6 +1193,7 @@ func (q *Queue) lookAtFamiliesInParts(ctx context.Context, db *pgxpool.Pool) (n 
 		})
 	}
 	if all {
+		q.missing.begin()
 		n++ // look again, for the call that is there now
 	}
 	if err != nil {

@@ -73,9 +73,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		}
 		return results[0], err
 	}
-	if err := q.hasLanes(ctx, db, &e); err != nil {
-		return Result{}, err
-	}
+	q.hasLanes(&e)
 	var id int64
 	var delayed bool
 	var who whoWaits
@@ -94,22 +92,11 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	return q.settleOne(ctx, db, job, e)
 }
 
-// hasLanes refuses a job that waits for others, or that is of a group, where that is not possible. For a batch there is no db to ask.
-func (q *Queue) hasLanes(ctx context.Context, db DB, e *encoded) error {
-	if !e.lined() {
-		return nil
+// hasLanes notes that there are jobs that wait, so that Claim looks for them.
+func (q *Queue) hasLanes(e *encoded) {
+	if e.lined() {
+		q.laneLook.Store(-1)
 	}
-	q.laneLook.Store(-1)
-	if db != nil {
-		if _, err := q.onCitus(ctx, db); err != nil {
-			return q.enqueueError(err)
-		}
-	}
-	switch {
-	case q.citus.Load() != citusYes || !e.header.follows && e.header.laneRule&memberBit == 0:
-		return nil
-	}
-	return invalid("After", "is set, or the job is of a group, and jobs cannot wait for others on a server with Citus yet; enqueue it when they are done")
 }
 
 // lined reports whether the statements for lanes take the job.
@@ -163,9 +150,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 // enqueueMany is EnqueueMany for jobs that are encoded, without its events.
 func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encoded, sorted []int, keyed, own bool) (results []Result, err error) {
 	for i := range all {
-		if err := q.hasLanes(ctx, db, &all[i]); err != nil {
-			return nil, err
-		}
+		q.hasLanes(&all[i])
 	}
 	results = make([]Result, len(jobs))
 	if len(jobs) == 0 {
@@ -346,9 +331,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := q.hasLanes(context.Background(), nil, &e); err != nil {
-		return nil, err
-	}
+	q.hasLanes(&e)
 	if e.header.follows {
 		return nil, invalid("After", "is set, and a job that waits for others is enqueued in more than one step; use Enqueue or EnqueueMany, in the same transaction")
 	}

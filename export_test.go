@@ -154,7 +154,6 @@ var (
 	ReadLane     = readLane
 	ReadLimitOf  = readLimitOf
 	PromoteCalls = promoteCalls
-	SweepMembers = sweepMembers
 )
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
@@ -217,4 +216,37 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 	processConns.mu.Unlock()
 	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx}}
 	b.extend([]*task{{lease: l}})
+}
+
+// PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
+func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
+	if q.citus.Load() != citusYes {
+		if _, err := tx.Exec(ctx, q.sql(lockCalls), time.Time{}); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, q.sql(promoteCalls), time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
+		return err
+	}
+	p := &parts{ctx: ctx, q: q, db: tx}
+	var slots []int16
+	err := p.send(lockApart, []any{time.Time{}}, row(&slots, nil, nil, nil, nil, &p.now))
+	if err != nil {
+		return err
+	}
+	lanes, _, err := p.takeCalls(time.Time{}, &some{slot: anySlot, n: 200}, slots)
+	if err != nil {
+		return err
+	}
+	if _, _, err = p.admit(lanes, 0); err == nil {
+		_, _, _, err = p.follow(lanes, 0)
+	}
+	return err
+}
+
+func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
+	if q.citus.Load() != citusYes {
+		_, err := tx.Exec(ctx, q.sql(sweepMembers))
+		return err
+	}
+	return (&parts{ctx: ctx, q: q, db: tx}).sweep()
 }

@@ -125,7 +125,7 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	}
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
-	if (statement == completeOneKept || l.lined()) && l.q.citus.Load() == citusYes {
+	if (statement == completeOneKept || l.lined() || l.member) && l.q.citus.Load() == citusYes {
 		for _, s := range l.completionParts(args) {
 			batch.Queue(l.q.sql(s.statement), s.args...)
 		}

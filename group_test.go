@@ -126,18 +126,9 @@ var groupMoves = map[string]func(ctx context.Context, s *groupScene, tx pgx.Tx) 
 	"die": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
 		return s.db.Queue.FailAll(ctx, tx, []*onceq.Lease{s.first}, onceq.Fatal(errors.New("no")))
 	},
-	"look": func(ctx context.Context, s *groupScene, _ pgx.Tx) error { return look(ctx, s.db.Queue) },
-	"promote": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
-		return err
-	},
-	"sweep": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, onceq.SweepMembers)
-		return err
-	},
+	"look":                     func(ctx context.Context, s *groupScene, _ pgx.Tx) error { return look(ctx, s.db.Queue) },
+	"promote":                  func(ctx context.Context, s *groupScene, tx pgx.Tx) error { return s.db.Queue.PromoteIn(ctx, tx) },
+	"sweep":                    func(ctx context.Context, s *groupScene, tx pgx.Tx) error { return s.db.Queue.SweepIn(ctx, tx) },
 	"wait for a leased one":    waitFor(func(s *groupScene) int64 { return s.first.ID }),
 	"wait for a strange one":   waitFor(func(s *groupScene) int64 { return s.strange.ID }),
 	"wait for an unclaimed":    waitFor(func(s *groupScene) int64 { return s.unclaimed }),
@@ -271,7 +262,6 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 		}
 		done <- pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return groupMoves[b](ctx, s, tx) })
 	}()
-	const blocked = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
 	var waits bool
 	for !waits && err == nil {
 		select {
@@ -279,7 +269,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 			done <- err
 			err = errDone
 		case <-time.After(5 * time.Millisecond):
-			require.NoError(t, pool.QueryRow(ctx, blocked).Scan(&waits))
+			waits = waiting(t, s.db) > 0
 		}
 	}
 	redrives := map[string]bool{"redrive the dead one": true, "redrive the cancelled one": true}

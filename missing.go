@@ -46,14 +46,22 @@ func (q *Queue) forgetMissing(ctx context.Context, db *pgxpool.Pool) (calls int,
 		return 0, nil
 	}
 	var read int
-	batch := &pgx.Batch{}
-	batch.Queue(beginOwn)
-	batch.Queue(guardPlans + `, ` + noLimits)
-	batch.Queue(q.sql(forgetMembers), m.last[0], m.last[1], missingPage).Query(row(&calls, &read, &m.last[0], &m.last[1]))
-	batch.Queue("commit")
 	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()
-	if err := db.SendBatch(unbroken, batch).Close(); err != nil {
+	if q.citus.Load() == citusYes {
+		err = q.alone(unbroken, db, func(p *parts) error {
+			calls, read, err = p.forget(&m.last)
+			return err
+		})
+	} else {
+		batch := &pgx.Batch{}
+		batch.Queue(beginOwn)
+		batch.Queue(guardPlans + `, ` + noLimits)
+		batch.Queue(q.sql(forgetMembers), m.last[0], m.last[1], missingPage).Query(row(&calls, &read, &m.last[0], &m.last[1]))
+		batch.Queue("commit")
+		err = db.SendBatch(unbroken, batch).Close()
+	}
+	if err != nil {
 		m.on = false // the next look at all lanes begins another one
 		return 0, fmt.Errorf("onceq: promote: %w", q.told(err))
 	}

@@ -560,7 +560,7 @@ const commitSoon = `set_config('synchronous_commit', 'off', true)`
 // tells. It returns the database's time, and from when on calls are left, if there may be more.
 func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part *some) (did promoted, now, left time.Time, err error) {
 	if p.q.citus.Load() == citusYes {
-		return p.lookInParts(ctx, from, part)
+		return p.lookInParts(ctx, from, sweeping, part)
 	}
 	var end *time.Time
 	var due, mine int
@@ -610,7 +610,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	batch.Queue("commit")
 	switch err := p.db.SendBatch(unbroken, batch).Close(); {
 	case p.q.foundCitus(unbroken, p.db, err):
-		return p.lookInParts(ctx, from, part)
+		return p.lookInParts(ctx, from, sweeping, part)
 	case err != nil:
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
 	}

@@ -394,9 +394,6 @@ select (select count(*) from gone), (select count(*) from page), (select max(job
 // members walks the groups in job_members, a page at a time, and removes those whose waiting job is gone. It returns how
 // long it took to look at groups that stay.
 func (r *Reaper) members(ctx context.Context, sum *Reaped) (looked time.Duration, err error) {
-	if citus, err := r.q.onCitus(ctx, r.q.pool); err != nil || citus {
-		return 0, err // there are no groups
-	}
 	for after := int64(0); ; {
 		var n, groups int
 		var last *int64

@@ -663,6 +663,11 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
+	"lockToldApart":           lockToldApart,
+	"tellApart":               tellApart,
+	"callGroupsApart":         callGroupsApart,
+	"putOffCall":              putOffCall,
+	"callApart":               callApart,
 	"callLater":               callLater,
 	"putOff":                  putOff,
 	"readAhead":               readAhead,
@@ -677,7 +682,6 @@ var built = map[string]string{
 	"insertApart jobs":        jobsApart,
 	"insertApart job_waits":   waitsApart,
 	"callsApart":              callsApart,
-	"callApart":               callApart,
 	"callOfBatch":             callOfBatch,
 	"readBack":                readBack,
 	"chooseApart lanes":       chooseInLanes,

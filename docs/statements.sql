@@ -725,7 +725,7 @@ values (('x' || left(md5($1::text), 1))::bit(4)::int::smallint, greatest(stateme
                                                timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text);
 
 -- citus.go: cancelInParts.lock
-select id, coalesce(lane, ''), statement_timestamp() from onceq.jobs
+select id, coalesce(lane, ''), coalesce(lane_rule & 4 = 4, false), statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
    and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
@@ -1084,6 +1084,84 @@ on conflict (key, scope, class) do update
                 or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
 returning f.state = 3, coalesce(f.result::text, '');
 
+-- citus_groups.go: callGroupsApart
+insert into onceq.lane_calls (slot, due, lane)
+select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
+  from (select distinct E'\x1f' || lpad(m.group_id::text, 19, '0') as lane, j.leased_until as due
+          from onceq.jobs j join onceq.job_members m on m.job_id + 0 = j.id where j.id = $1::bigint) l;
+
+-- citus_groups.go: completeToldInParts
+select null, $1::bigint[];
+
+-- citus_groups.go: forgetApart
+select (select count(*) from call);
+
+-- citus_groups.go: groupsApart
+select null, $1::bigint[], null, null;
+
+-- citus_groups.go: groupsApart
+select null, $1::bigint[], null, null, null;
+
+-- citus_groups.go: lockToldApart
+select count(w.id)
+  from (select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (
+               select group_id from onceq.job_members where job_id + 0 = u.id) m
+         order by m.group_id) g
+ cross join lateral (
+       select id from onceq.job_waits where lane = E'\x1f' || lpad(g.group_id::text, 19, '0') for no key update) w;
+
+-- citus_groups.go: membersInParts
+select $1::bigint;
+
+-- citus_groups.go: noteDead
+update onceq.job_history h
+   set errors = coalesce(h.errors, '[]') || ('[{"at": ' || u.at || ', "attempt": ' || h.attempts::text || ', "error": "a job that it waited for is dead or was cancelled (DeadCancel)"}]')::jsonb,
+       if_dead = 3
+  from unnest($1::bigint[], $2::text[]) as u(id, at)
+ where h.id = any (array[u.id]) and h.state = 7;
+
+-- citus_groups.go: putOffCall
+update onceq.lane_calls set due = $2::timestamptz
+ where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and due <= $3::timestamptz and lane = $1::text;
+
+-- citus_groups.go: refsInParts.sequence
+select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
+
+-- citus_groups.go: rowsApart
+insert into onceq.job_members (group_id, job_id, state, told, result)
+select group_id, job_id, state, told, nullif(result, '')::jsonb
+  from onceq.meta, unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bool[], $5::text[]) as u(group_id, job_id, state, told, result)
+    on conflict do nothing;
+
+-- citus_groups.go: sayDeadInParts.read
+select id, finished_at from onceq.job_history where id = any ($1::bigint[]) and state = 7 order by id for update;
+
+-- citus_groups.go: tellApart
+with told as (
+  update onceq.job_members m
+     set state = g.state, told = true, result = case when g.state = 5 then nullif(g.result, '')::jsonb end
+    from unnest($1::bigint[], $2::smallint[], $3::text[]) as g(id, state, result)
+   where m.job_id + 0 = any (array[g.id])
+     and ((m.state = 0) = (g.state <> 0) or g.state = 7 and m.state in (6, 8))
+  returning m.group_id
+)
+select array_agg(distinct E'\x1f' || lpad(group_id::text, 19, '0')) from told;
+
+-- citus_groups.go: tellBack.members
+select id from onceq.job_history where id = any ($1::bigint[]) and lane_rule & 4 = 4 order by id;
+
+-- citus_groups.go: tellOneApart
+update onceq.job_members set state = 5, told = true, result = nullif($2::text, '')::jsonb
+ where job_id + 0 = $1::bigint and state = 0;
+
+-- citus_groups.go: toldOfApart
+select id, case when state = 5 then state else 7 end::smallint, coalesce(result::text, ''),
+       coalesce(lane_rule & 4 = 4, false) or exists (select from onceq.job_members m where m.job_id = h.id and not m.told offset 0)
+  from onceq.job_history h
+ where id = any ($1::bigint[]) and state = any ($2::smallint[])
+ order by id
+   for update of h;
+
 -- citus_lanes.go: alone.settings
 select set_config('idle_in_transaction_session_timeout', '10s', true);
 
@@ -1117,7 +1195,7 @@ insert into onceq.lane_calls (slot, due, lane)
 select ('x' || left(md5(u.lane), 1))::bit(4)::int::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
 
 -- citus_lanes.go: cancelWaitsInParts.lock
-select id, lane, coalesce(path, ''), statement_timestamp() from onceq.job_waits
+select id, lane, coalesce(path, ''), lane_rule & 4 = 4, statement_timestamp() from onceq.job_waits
  where id = any ($1::bigint[]) and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked;

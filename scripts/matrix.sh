@@ -33,7 +33,7 @@ pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksF
 pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
 
 # scripts/citus-tests.txt has what runs on Citus. It names tests that run, and not those that cannot, which are many, for these reasons.
-# onceq has no groups and events there, and nobody is notified. Tests look at the locks, sessions, statistics and plans
+# Nobody is notified there. Tests look at the locks, sessions, statistics and plans
 # of the server that they are connected to, which is the coordinator. A test's own SQL has a trigger, a function for the time, a sequence
 # beside a table, or in an update a function that is not immutable. Roles and settings are those of one server, and nodes are not
 # stopped and started. Unit tests say nothing about a server.

@@ -5,7 +5,8 @@
 //	go run . [-for 20s] URL
 //
 // Producers insert a row and enqueue a job for it in one transaction, half of the jobs with a key. A worker for each schema
-// changes the row in the transaction of the handler. At the end a job of each schema is discarded. All of it goes over one pool.
+// changes the row in the transaction of the handler. In each schema a job also waits for two others, of one lane, that await an event,
+// and at the end a job is discarded. All of it goes over one pool.
 package main
 
 import (
@@ -18,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -162,7 +164,9 @@ func load(ctx context.Context, pool *pgxpool.Pool, n int, length time.Duration) 
 	kind := onceq.Kind[order]{Name: "ship"}
 	queues := make([]*onceq.Queue, n)
 	var running sync.WaitGroup
-	failed := make(chan error, n+4)
+	failed := make(chan error, 2*n+5)
+	part, whole := onceq.Kind[int]{Name: "part", Lane: func(int) string { return "one" }}, onceq.Kind[int]{Name: "whole"}
+	var groups atomic.Int64
 	for i := range queues {
 		q, err := onceq.New(pool, &onceq.Config{Schema: name(i), Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		if err != nil {
@@ -172,12 +176,18 @@ func load(ctx context.Context, pool *pgxpool.Pool, n int, length time.Duration) 
 			_, err := tx.Exec(ctx, "update "+name(i)+".orders set shipped = true where id = $1", o.ID)
 			return err
 		})
-		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, ship)
+		await := part.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			_, _, err := onceq.Await[int](ctx, l, "event", "one", time.Hour)
+			return err
+		})
+		last := whole.Handle(func(context.Context, *onceq.Lease, int) error { groups.Add(1); return nil })
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, ship, await, last)
 		if err != nil {
 			return err
 		}
 		queues[i] = q
 		running.Go(func() { failed <- w.Run(ctx) })
+		running.Go(func() { failed <- wait(ctx, pool, q, part.Job(1), part.Job(2), whole.Job(0)) })
 	}
 	end := time.Now().Add(length)
 	for p := range 4 {
@@ -203,19 +213,37 @@ func load(ctx context.Context, pool *pgxpool.Pool, n int, length time.Duration) 
 		})
 	}
 	var err error
-	select {
-	case err = <-failed:
-	case <-time.After(time.Until(end)):
+	for after := time.After(time.Until(end)); err == nil; {
+		select {
+		case err = <-failed:
+			continue
+		case <-after:
+		}
 		for _, q := range queues {
 			err = errors.Join(err, discard(ctx, pool, q, kind.Job(order{})))
 		}
+		break
 	}
 	time.AfterFunc(time.Second, stop) // the producers' last transactions
 	running.Wait()
+	if n == 1 && groups.Load() == 0 { // with many there may be no time
+		failed <- errors.New("no job has run that waits for others")
+	}
 	close(failed)
 	for e := range failed {
 		err = errors.Join(err, e)
 	}
+	return err
+}
+
+// wait enqueues a group, of two jobs and the one that waits for them, and emits what they await.
+func wait(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, first, second, then onceq.Job) error {
+	_, err := q.EnqueueGroup(ctx, pool, []onceq.Job{first, second}, then)
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Second)
+	_, err = q.Emit(ctx, pool, "event", "one", 1)
 	return err
 }
 
