@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Groups in parts. The functions tell and follow send one statement after the other, and here these are the parts. Each sees what
+// Groups in parts. The functions tell and follow (citus_lanes.go) send one statement after the other, and these are the parts. Each sees what
 // was committed before it, as there, and locks in the same order: the jobs, then the rows of those who wait for them if one comes
 // back, then job_members. So what decides is still that a job's row is locked by who ends it and by who marks it, and that a
 // promoter locks a follower in an earlier part than the one in which it looks at the members.
@@ -221,96 +221,6 @@ func (p *parts) sweep() error {
 		return err
 	}
 	return p.call(p.now, lines...)
-}
-
-// The statements of the function follow.
-var (
-	followersApart = `
-select w.id from unnest($1::text[]) as u(lane) cross join lateral (
-       select id from onceq.job_waits where lane = u.lane for update skip locked) w`
-
-	busyApart = `
-insert into onceq.lane_calls (slot, due, lane)
-select ` + laneSlot("lane") + `, $3::timestamptz, lane from onceq.job_waits where lane = any ($1::text[]) and id <> all ($2::bigint[])`
-
-	doneApart = `
-select u.id, w.lane, w.path, w.run_at, w.queue,
-       case when s.held or s.dead and w.if_dead = 0 then 'waits'
-            when (s.dead or s.cancelled) and w.if_dead = ` + sqlDeadCancel + ` then 'ends'
-            when w.path = '' and exists (select from onceq.jobs where id = u.id) then 'blocked'
-            when w.path = '' then 'lives'
-            else 'queues' end
-  from unnest($1::bigint[]) as u(id)
- cross join lateral (select lane, path, run_at, queue, if_dead from onceq.job_waits where id = u.id) w
- cross join lateral (
-       select bool_or(state = ` + sqlJobHeld + `) as held, bool_or(state = ` + sqlJobDead + `) as dead, bool_or(state = ` + sqlJobCancelled + `) as cancelled
-         from onceq.job_members where group_id = u.id) s
- where not ` + isOpen("u.id") + `
- order by u.id`
-)
-
-// follow is the function follow for the followers in these lines. It returns the queues of the jobs that became live.
-func (p *parts) follow(lines []string, pause time.Duration) (went int, live []string, cancel []int64, err error) {
-	if len(lines) == 0 {
-		return 0, nil, nil, nil
-	}
-	ids, err := p.ids(followersApart, lines)
-	if err == nil && len(ids) < len(lines) {
-		err = p.send(busyApart, []any{lines, append([]int64{}, ids...), p.now.Add(pause)}, noRows)
-	}
-	if err != nil || len(ids) == 0 {
-		return 0, nil, nil, err
-	}
-	var calls laneCalls
-	var lives, queues []int64
-	var at, from []time.Time
-	var on []string
-	var paths []*string
-	err = p.send(doneApart, []any{ids}, each(func(rows pgx.Rows) error {
-		var id int64
-		var line, path, queue, what string
-		var runAt time.Time
-		if err := rows.Scan(&id, &line, &path, &runAt, &queue, &what); err != nil {
-			return err
-		}
-		switch runAt = latest(runAt, p.now); what {
-		case "lives":
-			lives, at, live = append(lives, id), append(at, runAt), append(live, queue)
-		case "queues":
-			var both *string // of a job with a limit
-			if strings.Contains(path, lineSep) {
-				both = &path
-			}
-			first := linesOf(path)[0]
-			queues, from, on, paths = append(queues, id), append(from, runAt), append(on, first), append(paths, both)
-			calls.add(first, runAt)
-		case "ends":
-			cancel = append(cancel, id)
-			calls.add(line, p.now.Add(time.Second))
-		case "blocked":
-			calls.add(line, p.now.Add(time.Second))
-		}
-		return nil
-	}))
-	if err == nil {
-		err = p.live(lives, at, make([]bool, len(lives)))
-	}
-	if err == nil && len(queues) > 0 {
-		err = p.send(passApart, []any{queues, on, paths, from}, noRows)
-	}
-	if err == nil {
-		err = calls.send(p)
-	}
-	return len(lives), live, cancel, err
-}
-
-// followersFirst splits lines that are sorted: those of followers are before all others.
-func followersFirst(lines []string) (followers, others []string) {
-	n := 0
-	for n < len(lines) && strings.HasPrefix(lines[n], lineSep) {
-		n++
-	}
-	return lines[:n], lines[n:]
 }
 
 // noteDead is sayDead, with the times as JSON.

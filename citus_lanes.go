@@ -800,23 +800,14 @@ type admitted struct {
 
 // admit lets jobs into the lanes and limits, as promoteCalls does. pause is how soon a lane is looked at again whose next job is locked.
 func (p *parts) admit(lines []string, pause time.Duration) (jobs int, queues []string, err error) {
-	var lanes, limits, followers []string
+	var lanes, limits []string
 	for _, line := range lines {
 		switch {
-		case strings.HasPrefix(line, lineSep):
-			followers = append(followers, line)
+		case strings.HasPrefix(line, lineSep): // for follow
 		case strings.HasPrefix(line, "/"):
 			limits = append(limits, line)
 		default:
 			lanes = append(lanes, line)
-		}
-	}
-	if len(followers) > 0 { // jobs that wait for others, of which there are none yet
-		if _, err := p.draw(0); err != nil {
-			return 0, nil, err
-		}
-		if err := p.call(p.now.Add(time.Minute), followers...); err != nil {
-			return 0, nil, err
 		}
 	}
 	for _, some := range []struct {
@@ -914,14 +905,11 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping boo
 			return err
 		}
 		left, did.calls = end, part.due
-		followers, lanes := followersFirst(lanes)
-		went, live, cancel, err := a.follow(followers, p.again)
-		if err != nil {
+		if did.jobs, queues, err = a.admit(lanes, p.again); err != nil {
 			return err
 		}
-		did.cancel = cancel
-		did.jobs, queues, err = a.admit(lanes, p.again)
-		did.jobs, queues = did.jobs+went, append(live, queues...)
+		went, live, cancel, err := a.follow(lanes, p.again)
+		did.jobs, queues, did.cancel = did.jobs+went, append(queues, live...), cancel
 		return err
 	})
 	if err != nil {
@@ -935,6 +923,93 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping boo
 		p.woken(queue)
 	}
 	return did, now, left, nil
+}
+
+// What the function follow does, in parts: lockFollowing locks the jobs that wait for others, notLocked finds those that somebody has
+// locked, and lookAtMembers says of the others that have no unfinished member what becomes of them.
+const (
+	lockFollowing = `
+select w.id from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w`
+
+	notLocked = `
+select u.lane from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
+ where coalesce(w.id <> all ($2::bigint[]), true)`
+)
+
+var lookAtMembers = `
+select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestamp(),
+       case when s.held or s.dead and w.if_dead = 0 then 'waits'
+            when (s.dead or s.cancelled) and w.if_dead = ` + sqlDeadCancel + ` then 'ends'
+            when w.path = '' and ` + twin("u.id") + ` then 'blocked'
+            when w.path = '' then 'lives'
+            else 'queues' end
+  from unnest($1::bigint[]) as u(id)
+ cross join lateral (select lane, path, queue, run_at, if_dead from onceq.job_waits where id = u.id offset 0) w
+ cross join lateral (
+       select bool_or(state = ` + sqlJobHeld + `) as held, bool_or(state = ` + sqlJobDead + `) as dead, bool_or(state = ` + sqlJobCancelled + `) as cancelled
+         from onceq.job_members where group_id = u.id) s
+ where not ` + isOpen("u.id")
+
+// follow is the function follow: it lets jobs go on that wait for others, in those of the lines that are theirs.
+func (p *parts) follow(lines []string, pause time.Duration) (went int, queues []string, cancel []int64, err error) {
+	lines = slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !strings.HasPrefix(line, lineSep) })
+	if len(lines) == 0 {
+		return 0, nil, nil, nil
+	}
+	if _, err = p.draw(0); err != nil {
+		return 0, nil, nil, err
+	}
+	ids, err := p.ids(lockFollowing, lines)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	var c laneCalls
+	err = p.send(notLocked, []any{lines, ids}, each(func(rows pgx.Rows) error {
+		var line string
+		err := rows.Scan(&line)
+		c.add(line, p.now.Add(pause))
+		return err
+	}))
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	var live, pass []int64
+	var liveAt, passAt []time.Time
+	var passLines []string
+	var passPaths []*string
+	err = p.send(lookAtMembers, []any{ids}, each(func(rows pgx.Rows) error {
+		var id int64
+		var line, path, queue, what string
+		var runAt time.Time
+		if err := rows.Scan(&id, &line, &path, &queue, &runAt, &p.now, &what); err != nil {
+			return err
+		}
+		runAt = latest(runAt, p.now)
+		switch what {
+		case "lives":
+			live, liveAt, queues = append(live, id), append(liveAt, runAt), append(queues, queue)
+		case "queues":
+			next, full := lineOf(path)
+			pass, passAt, passLines, passPaths = append(pass, id), append(passAt, runAt), append(passLines, next), append(passPaths, full)
+			c.add(next, runAt)
+		case "ends":
+			cancel = append(cancel, id)
+			c.add(line, p.now.Add(time.Second))
+		case "blocked": // another job has its id
+			c.add(line, p.now.Add(time.Second))
+		}
+		return nil
+	}))
+	if err == nil {
+		err = p.live(live, liveAt, make([]bool, len(live)))
+	}
+	if err == nil && len(pass) > 0 {
+		err = p.send(passApart, []any{pass, passLines, passPaths, passAt}, noRows)
+	}
+	if err == nil {
+		err = c.send(p)
+	}
+	return len(live), queues, cancel, err
 }
 
 // takeCalls takes calls of the slots, and returns their lanes, and until when all are taken, if there may be more.

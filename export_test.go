@@ -154,7 +154,6 @@ var (
 	ReadLane     = readLane
 	ReadLimitOf  = readLimitOf
 	PromoteCalls = promoteCalls
-	SweepMembers = sweepMembers
 )
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
@@ -238,11 +237,9 @@ func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
 	if err != nil {
 		return err
 	}
-	followers, lanes := followersFirst(lanes)
-	if _, _, _, err = p.follow(followers, 0); err != nil {
-		return err
+	if _, _, err = p.admit(lanes, 0); err == nil {
+		_, _, _, err = p.follow(lanes, 0)
 	}
-	_, _, err = p.admit(lanes, 0)
 	return err
 }
 

@@ -954,6 +954,66 @@ func TestCitus_LanesInPartsDoTheSame(t *testing.T) {
 	require.Equal(t, seen[0], seen[1])
 }
 
+// A promoter lets jobs go on that wait for others, in parts too. Who enqueues them here, and ends those that they wait for, does it as on
+// a plain server.
+func TestCitus_FollowersGoOnInParts(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	apart, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	apart.TakeApart()
+	enqueue := func(j onceq.Job) int64 {
+		j.Kind, j.Payload = "k", 1
+		r, err := q.Enqueue(ctx, db.Pool, j)
+		require.NoError(t, err)
+		return r.ID
+	}
+	claim := func(q *onceq.Queue, n int) (all []*onceq.Lease) {
+		for end := time.Now().Add(time.Minute); len(all) < n && time.Now().Before(end); {
+			some, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			require.NoError(t, err)
+			all = append(all, some...)
+		}
+		require.GreaterOrEqual(t, len(all), n)
+		return all
+	}
+	completes, dies := enqueue(onceq.Job{}), enqueue(onceq.Job{})
+	var follow []int64
+	for _, j := range []onceq.Job{{}, {Lane: "x"}, {Lane: "x", Limit: "y"}, {Limit: "y"}} {
+		j.After = []onceq.JobRef{{ID: completes}}
+		follow = append(follow, enqueue(j))
+	}
+	cancelled := enqueue(onceq.Job{After: []onceq.JobRef{{ID: completes}, {ID: dies}}, IfDead: onceq.DeadCancel})
+	waits := enqueue(onceq.Job{After: []onceq.JobRef{{ID: dies}}})
+	for _, l := range claim(q, 2) {
+		if l.ID == completes {
+			require.NoError(t, l.Complete(ctx, db.Pool))
+		} else {
+			require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("dead"))))
+		}
+	}
+	var went []int64
+	for len(went) < len(follow) {
+		for _, l := range claim(apart, 1) {
+			went = append(went, l.ID)
+			require.NoError(t, l.Complete(ctx, db.Pool))
+		}
+	}
+	require.ElementsMatch(t, follow, went)
+	state := func(id int64) onceq.State {
+		info, err := q.Get(ctx, db.Pool, id)
+		require.NoError(t, err)
+		return info.State
+	}
+	require.Eventually(t, func() bool {
+		_, err := apart.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+		return state(cancelled) == onceq.StateCancelled
+	}, time.Minute, 10*time.Millisecond)
+	require.Equal(t, onceq.StateWaiting, state(waits))
+}
+
 // lanePaths does what lanes and limits are there for, and returns what it heard.
 func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	ctx, q := t.Context(), db.Queue

@@ -1084,10 +1084,6 @@ on conflict (key, scope, class) do update
                 or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
 returning f.state = 3, coalesce(f.result::text, '');
 
--- citus_groups.go: busyApart
-insert into onceq.lane_calls (slot, due, lane)
-select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, $3::timestamptz, lane from onceq.job_waits where lane = any ($1::text[]) and id <> all ($2::bigint[]);
-
 -- citus_groups.go: callGroupsApart
 insert into onceq.lane_calls (slot, due, lane)
 select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
@@ -1096,25 +1092,6 @@ select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
 
 -- citus_groups.go: completeToldInParts
 select null, $1::bigint[];
-
--- citus_groups.go: doneApart
-select u.id, w.lane, w.path, w.run_at, w.queue,
-       case when s.held or s.dead and w.if_dead = 0 then 'waits'
-            when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
-            when w.path = '' and exists (select from onceq.jobs where id = u.id) then 'blocked'
-            when w.path = '' then 'lives'
-            else 'queues' end
-  from unnest($1::bigint[]) as u(id)
- cross join lateral (select lane, path, run_at, queue, if_dead from onceq.job_waits where id = u.id) w
- cross join lateral (
-       select bool_or(state = 8) as held, bool_or(state = 6) as dead, bool_or(state = 7) as cancelled
-         from onceq.job_members where group_id = u.id) s
- where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m)
- order by u.id;
-
--- citus_groups.go: followersApart
-select w.id from unnest($1::text[]) as u(lane) cross join lateral (
-       select id from onceq.job_waits where lane = u.lane for update skip locked) w;
 
 -- citus_groups.go: forgetApart
 select (select count(*) from call);
@@ -1473,6 +1450,9 @@ select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w
 -- citus_lanes.go: lockApart
 select set_config(;
 
+-- citus_lanes.go: lockFollowing
+select w.id from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w;
+
 -- citus_lanes.go: lockHeld
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
@@ -1483,6 +1463,24 @@ select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.
        select attempts, lane, lane_rule, created_at, identity from onceq.jobs
         where id = u.id and claims = u.claims and holder = u.holder
           for update) j;
+
+-- citus_lanes.go: lookAtMembers
+select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestamp(),
+       case when s.held or s.dead and w.if_dead = 0 then 'waits'
+            when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
+            when w.path = '' and exists (select from onceq.jobs where id = u.id offset 0) then 'blocked'
+            when w.path = '' then 'lives'
+            else 'queues' end
+  from unnest($1::bigint[]) as u(id)
+ cross join lateral (select lane, path, queue, run_at, if_dead from onceq.job_waits where id = u.id offset 0) w
+ cross join lateral (
+       select bool_or(state = 8) as held, bool_or(state = 6) as dead, bool_or(state = 7) as cancelled
+         from onceq.job_members where group_id = u.id) s
+ where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m);
+
+-- citus_lanes.go: notLocked
+select u.lane from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
+ where coalesce(w.id <> all ($2::bigint[]), true);
 
 -- citus_lanes.go: onwardApart
 insert into onceq.lane_calls (slot, due, lane)

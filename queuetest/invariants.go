@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -157,10 +158,16 @@ func Invariants(ctx context.Context, conn onceq.DB, schema string) error {
 		conn = tx
 	}
 	statement := violations
-	if id, called, err := lastID(ctx, conn, schema); err != nil {
+	citus, err := one[bool](ctx, conn, "select current_setting('citus.version', true) is not null")
+	if err != nil {
 		return fmt.Errorf("queuetest: checking invariants: %w", err)
-	} else if id != 0 {
-		statement = strings.Replace(statement, "select last_value as id, is_called from onceq.ids", fmt.Sprintf("select %d::bigint as id, %t as is_called", id, called), 1)
+	}
+	if citus { // no query of the tables can read the sequence there
+		last, err := lastID(ctx, conn, schema)
+		if err != nil {
+			return fmt.Errorf("queuetest: checking invariants: %w", err)
+		}
+		statement = strings.Replace(statement, "select last_value as id, is_called from onceq.ids", fmt.Sprintf("select %d::bigint as id, true as is_called", last), 1)
 	}
 	statement = strings.ReplaceAll(statement, "onceq.", pgx.Identifier{schema}.Sanitize()+".")
 	rows, err := conn.Query(ctx, statement)
@@ -177,29 +184,28 @@ func Invariants(ctx context.Context, conn onceq.DB, schema string) error {
 	return nil
 }
 
-// lastID returns the last id of the sequence where a query of the tables cannot read it, which is on Citus. Elsewhere it
-// returns 0, and the sequence is read after the tables, in the same statement.
-func lastID(ctx context.Context, conn onceq.DB, schema string) (id int64, called bool, err error) {
-	var citus bool
-	for _, q := range []struct {
-		sql  string
-		dest []any
-	}{
-		{"select current_setting('citus.version', true) is not null", []any{&citus}},
-		{"select last_value, is_called from " + pgx.Identifier{schema, "ids"}.Sanitize(), []any{&id, &called}},
-	} {
-		rows, err := conn.Query(ctx, q.sql)
-		if err != nil {
-			return 0, false, err
-		}
-		if _, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) { return struct{}{}, row.Scan(q.dest...) }); err != nil {
-			return 0, false, err
-		}
-		if !citus {
-			return 0, false, nil
-		}
+// lastID returns the last id of the sequence, or if no job is above that, the largest id that there can be: jobs may come between two
+// statements. The sequence is read after the tables.
+func lastID(ctx context.Context, conn onceq.DB, schema string) (last int64, err error) {
+	name := pgx.Identifier{schema}.Sanitize() + "."
+	used, err := one[int64](ctx, conn, strings.ReplaceAll("select greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history), 0)", "onceq.", name))
+	if err != nil {
+		return 0, err
 	}
-	return id, called, nil
+	last, err = one[int64](ctx, conn, "select case when is_called then last_value else 0 end from "+name+"ids")
+	if err == nil && used <= last {
+		last = math.MaxInt64
+	}
+	return last, err
+}
+
+// one returns the one value that a query gives.
+func one[T any](ctx context.Context, conn onceq.DB, sql string) (v T, err error) {
+	rows, err := conn.Query(ctx, sql)
+	if err != nil {
+		return v, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
 }
 
 // Check checks everything that must always be true of the tables: see Invariants.
