@@ -85,7 +85,7 @@ modules:
 		echo "== $$module" && (cd $$module && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...) || exit 1; \
 	done; \
 	echo "== lab" && cd lab && { go test -count=1 -timeout $(TIMEOUT) ./model & } && \
-	go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB) && wait $$! # the model is one goroutine
+	{ go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB); tests=$$?; wait $$! && exit $$tests; } # the model is one goroutine
 
 # The suite in every query mode, as a role with only the grants, in an odd schema, and through PgBouncer.
 # Some of these modes: make matrix MODES='role pgbouncer'. Check that the tests left out do fail: make matrix MODES=-skipped

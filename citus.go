@@ -209,14 +209,30 @@ const lockTimeout = `select set_config('lock_timeout', $1::text, true) from once
 // sendInParts sends the parts. They wait for locks for no longer than by says.
 func (q *Queue) sendInParts(ctx context.Context, db DB, by way, statement inParts, args []any, read func(pgx.Rows) error) error {
 	limited := by.patience > 0 && own(db) != nil
-	return q.told(atomically(ctx, db, asIs, func(db DB) error {
+	begin, err := mustOpen(ctx, db)
+	if err != nil {
+		return err
+	}
+	err = inOne(ctx, begin, db, asIs, func(db DB) error {
 		if limited {
 			if err := query(ctx, db, q.sql(lockTimeout), []any{by.limit()}, noRows); err != nil {
 				return err
 			}
 		}
 		return statement(&parts{ctx: ctx, q: q, db: db}, args, read)
-	}))
+	})
+	if err != nil && begin == nil && ctx.Err() != nil {
+		q.refuseCommit(ctx, db)
+	}
+	return q.told(err)
+}
+
+// refuseCommit ends the caller's transaction with an error: its context has ended between two parts, where pgx leaves the transaction
+// as it is, and one that commits all the same would commit half of them.
+func (q *Queue) refuseCommit(ctx context.Context, db DB) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = query(ctx, db, q.sql(`select onceq.lease_lost(0::bigint)`), nil, noRows)
 }
 
 func (p *parts) send(statement string, args []any, read func(pgx.Rows) error) error {
@@ -408,9 +424,11 @@ func enqueueManyInParts(taking bool) inParts {
 				continue
 			}
 			waits.add(ids[i], h, payloads[i], raw, key, line, path)
-			if called.add(line, p.now); !w.follows(h) {
-				called.due[len(called.due)-1] = latest(dueThere[h], p.now)
+			due := p.now
+			if !w.follows(h) {
+				due = latest(dueThere[h], p.now)
 			}
+			called.add(line, due)
 		}
 		err = jobs.send(p, jobsApart, p.now, queues, kinds, scopes, metadata, args[10], args[11], due, w.rules, w.ifDead)
 		if err == nil {
@@ -768,22 +786,23 @@ select id, coalesce(lane, ''), coalesce(` + isMember + `, false), statement_time
 }
 
 func requestInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	const notes = `
+	const note = `
 insert into onceq.job_cancels (job_id, requested_at)
-select id, greatest($2::timestamptz, created_at) from onceq.jobs where id = any ($1::bigint[]) order by id
+select id, greatest($2::timestamptz, created_at)
+  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
+        union all
+        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l -- in one look: it may be let in meanwhile
+ order by id
 on conflict (job_id) do update set requested_at = excluded.requested_at
 returning job_id`
 	if _, err := p.draw(0); err != nil {
 		return err
 	}
-	noted := 0
-	for _, note := range []string{notes, strings.Replace(notes, "onceq.jobs", "onceq.job_waits", 1)} {
-		ids, err := p.ids(note, args[0], p.now)
-		if noted += len(ids); err != nil {
-			return err
-		}
+	noted, err := p.ids(note, args[0], p.now)
+	if err != nil {
+		return err
 	}
-	return p.send(`select $1::bigint`, []any{noted}, read)
+	return p.send(`select $1::bigint`, []any{len(noted)}, read)
 }
 
 // redriveFences gives jobs their fences back: those that are still theirs, and after that those that are absent.
@@ -912,14 +931,17 @@ select f.job_id,
 returning id, run_at > created_at, 1`
 )
 
-// waitApart and waitOfFenceApart are plainApart and jobApart for a job with a lane or a limit, and callOfBatch is its call. That is left
-// even if the key is taken: then a promoter looks for nothing.
+// waitApart and waitOfFenceApart are plainApart and jobApart for a job with a lane or a limit, and callOfBatch is its call. That comes
+// after the job, so that it is not due before it, and is left even if the key is taken: then a promoter looks for nothing. waitOfBatch
+// has the answer of the two.
 var (
 	waitApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "metadata)\n", "metadata, lane, lane_rule, path)\n",
-		"$9::text::jsonb)", "$9::text::jsonb, $10::text, $11::smallint, $12::text)").Replace(plainApart)
+		"$9::text::jsonb)", "$9::text::jsonb, $10::text, $11::smallint, $12::text)", "nextval('onceq.ids')", "current_setting('onceq_drawn.id')::bigint").Replace(plainApart)
 
 	waitOfFenceApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "scope, key)\n", "scope, key, lane, lane_rule, path)\n",
 		"f.scope, f.key\n", "f.scope, f.key, $13::text, $14::smallint, $15::text\n").Replace(jobApart)
+
+	waitOfBatch = `select id, run_at > created_at, 1 from onceq.job_waits where id = current_setting('onceq_drawn.id')::bigint`
 
 	callOfBatch = `
 insert into onceq.lane_calls (slot, due, lane)
@@ -944,21 +966,28 @@ func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []an
 		metadata = h.metadata
 	}
 	job := []any{h.queue, h.kind, payload, h.maxAttempts, h.priority, delay, at, e.bytes, metadata}
-	plain, keyed, lane := plainApart, jobApart, []any(nil)
-	if e.lane != "" {
-		line, path := lineOf(e.lane)
-		plain, keyed, lane = waitApart, waitOfFenceApart, []any{line, int16(h.laneRule), path}
-		batch.Queue(q.sql(callOfBatch), line, delay, at)
+	if e.key == "" && e.lane == "" {
+		return plainApart, job
 	}
-	if e.key == "" {
-		return plain, append(job, lane...)
-	}
-	holder := rand.Int64()
-	fence := []any{h.scope, e.key, h.lifetime, e.fingerprint, holder}
 	batch.Queue(q.sql(drawApart))
-	batch.Queue(q.sql(immutable(retakeApart)), fence...)
-	batch.Queue(q.sql(fenceApart), fence...)
-	return keyed, append(append(job, h.scope, e.key, holder), lane...)
+	if e.key != "" {
+		holder := rand.Int64()
+		fence := []any{h.scope, e.key, h.lifetime, e.fingerprint, holder}
+		batch.Queue(q.sql(immutable(retakeApart)), fence...)
+		batch.Queue(q.sql(fenceApart), fence...)
+		job = append(job, h.scope, e.key, holder)
+	}
+	if e.lane == "" {
+		return jobApart, job
+	}
+	wait := waitApart
+	if e.key != "" {
+		wait = waitOfFenceApart
+	}
+	line, path := lineOf(e.lane)
+	batch.Queue(q.sql(wait), append(job, line, int16(h.laneRule), path)...)
+	batch.Queue(q.sql(callOfBatch), line, delay, at)
+	return waitOfBatch, nil
 }
 
 // In a handler's transaction the coordinator knows the transaction's id and ends the connection of a client that freezes; the

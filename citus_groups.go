@@ -273,23 +273,23 @@ select id, case when state = ` + sqlJobCompleted + ` then state else ` + sqlJobC
    for update of h`
 
 // tellDiscarded tells the ends of the jobs that discardJobs is to remove.
-func (p *parts) tellDiscarded(args []any) error {
+func (p *parts) tellDiscarded(args []any) (locked []int64, err error) {
 	var e ends
-	err := p.send(toldOfApart, args, each(func(rows pgx.Rows) error {
+	err = p.send(toldOfApart, args, each(func(rows pgx.Rows) error {
 		var id int64
 		var state int16
 		var result string
 		var hears bool
 		err := rows.Scan(&id, &state, &result, &hears)
-		if hears {
+		if locked = append(locked, id); hears {
 			e.add(id, state, result)
 		}
 		return err
 	}))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return p.tell(e)
+	return locked, p.tell(e)
 }
 
 // tellBack tells that jobs of the history come back.

@@ -184,6 +184,9 @@ func (l *Lease) completionParts(args []any) (all []part) {
 	if l.Limit != "" {
 		lines = append(lines, "/"+l.Limit)
 	}
+	if len(all) == 0 && len(lines) > 0 {
+		all = []part{{lockHeld, []any{[]int64{l.ID}, []int32{args[1].(int32)}, []int64{args[2].(int64)}}}} // before its places
+	}
 	return append(all, leaveParts(l.ID, lines)...)
 }
 
@@ -263,6 +266,7 @@ func (q *Queue) endLined(ctx context.Context, db DB, end part) (all []part, last
 	if end.statement == retryLaned || end.statement == retryLimited {
 		return q.retryTx(ctx, db, p.now, args, jobs)
 	}
+	locked := []part{{lockHeld, guard}} // before their places
 	for _, j := range jobs {
 		all = append(all, leaveParts(j.id, linesOf(j.path))...)
 	}
@@ -273,14 +277,14 @@ func (q *Queue) endLined(ctx context.Context, db DB, end part) (all []part, last
 		case args[5].(int64) != 0:
 			all = append(keptParts(args), all...)
 		}
-		return all, part{completeOne, args[:5]}, nil
+		return append(locked, all...), part{completeOne, args[:5]}, nil
 	}
 	ended := part{endJobs, args[:9]}
 	if told {
 		ended.statement = endTold
 	}
 	kept, last, err := q.endTx(ctx, db, ended)
-	return append(kept, all...), last, err
+	return slices.Concat(locked, kept, all), last, err
 }
 
 // backApart puts jobs that are not finished into job_waits, and goneBackApart takes these out of jobs.
@@ -533,9 +537,11 @@ func discardInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	if _, err := p.draw(0); err != nil {
 		return err
 	}
-	if err := p.tellDiscarded(args); err != nil {
+	locked, err := p.tellDiscarded(args) // one that ends after this part is not in it
+	if err != nil {
 		return err
 	}
+	args = append([]any{locked}, args[1:]...)
 	var n int
 	var lanes []string
 	if err := p.send(discardJobs, args, row(&n, &lanes)); err != nil {
@@ -645,7 +651,9 @@ func (p *parts) comeBack(back, came []int64) (free, early, led []int64, err erro
 			line = lines[0]
 		}
 		if own, _, _ := splitPath(lane); own != "" {
-			w.stopped, w.stoppedBy = append(w.stopped, own), append(w.stoppedBy, id)
+			if w.stopped, w.stoppedBy = append(w.stopped, own), append(w.stoppedBy, id); follows {
+				c.add(own, p.now)
+			}
 		}
 		var rule *int16
 		full := &path
@@ -1258,7 +1266,7 @@ func replaceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		var line string
 		err := rows.Scan(&id, &delayed, &timed, &due, &line)
 		if ids, delays = append(ids, id), append(delays, delayed); timed {
-			called.add(line, due)
+			called.add(line, due) // a call may be of a time that is past
 		}
 		return err
 	}))

@@ -104,7 +104,7 @@
 // Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's
 // row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows
 // that Enqueue locks are an expired fence that it takes over and, with Job.Replace, a job that it changes and that job's
-// fence; with Job.After, those of the other jobs that nobody has locked. A Redrive locks the row of the job that waits for the
+// fence, those that wait for a lane or a limit before the others; with Job.After, those of the other jobs that nobody has locked. A Redrive locks the row of the job that waits for the
 // one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key, or that
 // completes, cancels, replaces, redrives or discards its job. Workers that
 // claim from the same backlog take turns, by an advisory lock for each queue: a claim waits for it at most a second, and then

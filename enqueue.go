@@ -25,8 +25,8 @@ type Result struct {
 	Duplicate bool  `json:"duplicate"` // the key was taken: nothing was written, unless Replaced
 	State     State `json:"state"`     // that job's present state
 
-	// Replaced says that the job that has the key was changed, as Job.Replace asks. It is false if that job was started
-	// before; State then says how far it is.
+	// Replaced says that the job that has the key was changed, as Job.Replace asks; of one that its lane or its limit has let go on
+	// only the payload. If it is false although Job.Replace is set, nothing was changed: see there. State says how far the job is.
 	Replaced bool `json:"replaced,omitzero"`
 
 	// Output is the stored result of a completed job, if its handler set one (Lease.SetResult).
@@ -49,7 +49,8 @@ type Result struct {
 // that has it, Enqueue waits for that transaction to end. Above READ COMMITTED Postgres may answer with a serialization failure,
 // and at any level with a deadlock when two transactions take keys in opposite orders; IsRetryable recognises both, and the whole
 // transaction has to run again. EnqueueMany takes keys in the order of scope and key, but those that have expired after those
-// that are absent. So two transactions that both keep to the order may still get a deadlock if a key has expired.
+// that are absent. So two transactions that both keep to the order may still get a deadlock if a key has expired. Jobs that are replaced
+// are locked by their ids, those that wait for a lane or a limit before the others.
 func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err error) {
 	if q.enqueuing != nil {
 		jobs := []Job{job}
@@ -985,6 +986,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 	}
 	answered := make([]bool, len(left))
 	var replacing []int // places
+	marks := map[int][]byte{}
 	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
 	err = s.q.send(ctx, db, asIs, readTaken, []any{scopes, keys}, each(func(rows pgx.Rows) error {
 		var n, token int64
@@ -1006,7 +1008,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		}
 		if i := left[n-1]; s.replaceable(i, r, mark) {
 			s.results[i] = r
-			replacing = append(replacing, i)
+			replacing, marks[i] = append(replacing, i), mark
 			return nil
 		}
 		answered[n-1] = true
@@ -1017,7 +1019,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
 	}
 	if len(replacing) > 0 {
-		done, err := s.replace(ctx, db, replacing)
+		done, err := s.replace(ctx, db, replacing, marks)
 		if err != nil {
 			return nil, 0, err
 		}

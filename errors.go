@@ -151,7 +151,7 @@ func (e *MismatchError) Error() string {
 		case e.NotReplaced != "":
 			advice += "; Replace changed nothing, because " + e.NotReplaced
 		case e.Existing.State == StateWaiting || e.Existing.State == StateDelayed:
-			advice += ", or Replace to change a job that nobody has started and that waits for no others"
+			advice += ", or Replace to change a job that nobody has started, in the same lane and limit"
 		}
 	}
 	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; %s", e.Key, e.Scope, by, what, advice)

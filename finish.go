@@ -126,8 +126,14 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
 	if (statement == completeOneKept || l.lined() || l.member) && l.q.citus.Load() == citusYes {
-		for _, s := range l.completionParts(args) {
-			batch.Queue(l.q.sql(s.statement), s.args...)
+		for _, s := range l.completionParts(args) { // the batch stops at the first of them that fails
+			batch.Queue(l.q.sql(s.statement), s.args...).Fn = func(results pgx.BatchResults) error {
+				_, err := results.Exec()
+				if err != nil {
+					_ = l.completed(context.Background(), err)
+				}
+				return err
+			}
 		}
 		statement, args = completeOne, args[:5]
 	}

@@ -33,10 +33,10 @@ type Kind[P any] struct {
 	Fields        []string // see Job.Fields
 	IgnorePayload bool     // see Job.IgnorePayload
 
-	Lane       func(P) string // derives the lane from the payload, see Job.Lane; default, and where it returns "", none, also with a LaneRule; not with Job.Replace
+	Lane       func(P) string // derives the lane from the payload, see Job.Lane; default, and where it returns "", none, also with a LaneRule
 	LaneFamily string         // see Job.LaneFamily; default the kind's name
 	LaneRule   LaneRule       // see Job.LaneRule
-	Limit      func(P) string // derives the name of a limit from the payload, see Job.Limit; default, and where it returns "", none; not with Job.Replace either
+	Limit      func(P) string // derives the name of a limit from the payload, see Job.Limit; default, and where it returns "", none
 
 	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout means none. A
 	// handler that does not return after its context has ended keeps its job for one to two more leases: see

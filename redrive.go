@@ -91,7 +91,9 @@ wait as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, due, lane from (select distinct lane, due from wait) l
+  select ` + laneSlot("lane") + `, due, lane from (select lane, due from wait
+          union
+          select ` + laneIn("lane") + `, statement_timestamp() from back where follows and ` + laneIn("lane") + ` <> '') l
 ),
 stop as (
   delete from onceq.lane_stops s using back b where s.lane = any (array[` + laneIn("b.lane") + `]) and s.id = b.id

@@ -31,17 +31,19 @@ func (j *Job) checkReplace() error {
 }
 
 // replaceIn changes jobs in a table that no claim has had, and the fingerprints of their fences; not those that somebody has
-// asked to cancel. It waits for a claim that is under way, and leaves the job alone if that has taken it. suits says of a row that a may
-// change it, and timed of m that the time changes. It returns the ids of the jobs that it changed, and whether they are delayed.
+// asked to cancel, or, if only its time is to change, that have another payload by now than mark said. It waits for a claim that is under
+// way, and leaves the job alone if that has taken it. suits says of a row that a may change it, and timed of m that the time changes. A job
+// that is due and stays so keeps its place. It returns the ids of the jobs that it changed, and whether they are delayed.
 func replaceIn(table, suits, timed, more string) string {
 	return `
 with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
    order by id
 ),
-mine as materialized (
-  select a.*, j.line
+free as materialized (
+  select a.*, j.line,
+         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.` + table + `
@@ -49,9 +51,18 @@ mine as materialized (
             and not ` + cancelAsked(table) + `
             for update) j
 ),
+mine as materialized (
+  select m.*
+    from (select * from free order by scope, key offset 0) m
+   cross join lateral (
+         select from onceq.job_fences f
+          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
+            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            for update) f
+),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0 order by scope, key) m
+    from (select * from mine where parts & 1 > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
 ),
 changed as (
@@ -59,9 +70,9 @@ changed as (
      set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
          payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when ` + timed + `
-                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                              else j.run_at end
+         run_at        = case when not (` + timed + `) then j.run_at
+                              when m.due > statement_timestamp() then m.due
+                              else least(j.run_at, m.due) end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, ` + timed + ` as timed, m.line
@@ -82,7 +93,7 @@ var replaceWaits = replaceIn("job_waits", `coalesce(path, lane) = a.path and lan
 
 var callsOfReplaced = `,
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("line") + `, run_at, line from changed where timed
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("line") + `, greatest(run_at, statement_timestamp()), line from changed where timed
 )`
 
 // notReplaced says why Replace did not change the job that r describes, if it is set.
@@ -107,21 +118,22 @@ func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
 }
 
-// replace changes the jobs that those at the given places may replace, and returns the places of those that did. What waits is
+// replace changes the jobs that those at the given places may replace, of whose fences the fingerprints were read, and returns the places
+// of those that did. What waits is
 // looked at first: a job may become live between the two statements, and one that nobody has claimed does not go back.
-func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int, err error) {
+func (s *settling) replace(ctx context.Context, db DB, places []int, read map[int][]byte) (done []int, err error) {
 	slices.SortFunc(places, func(i, j int) int { return cmp.Compare(s.results[i].ID, s.results[j].ID) })
 	n := len(places)
 	ids, byID := make([]int64, n), make(map[int64]int, n)
 	scopes, keys, payloads, metadata, paths := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-	bytes, marks := make([][]byte, n), make([][]byte, n)
+	bytes, marks, were := make([][]byte, n), make([][]byte, n), make([][]byte, n)
 	parts, ats, delays := make([]int16, n), make([]int64, n), make([]int64, n)
 	statements := []string{replaceJobs}
 	for k, i := range places {
 		e := &s.all[i]
 		ids[k], byID[s.results[i].ID] = s.results[i].ID, i
 		scopes[k], keys[k], metadata[k], paths[k] = e.header.scope, e.key, e.header.metadata, e.lane
-		payloads[k], bytes[k], marks[k] = e.json, e.bytes, e.fingerprint
+		payloads[k], bytes[k], marks[k], were[k] = e.json, e.bytes, e.fingerprint, read[i]
 		parts[k], delays[k] = int16(s.jobs[i].Replace), e.header.delay.Microseconds()
 		if !e.header.at.IsZero() {
 			ats[k] = e.header.at.UnixMicro()
@@ -134,7 +146,7 @@ func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int
 			statements = []string{replaceWaits, replaceJobs}
 		}
 	}
-	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths}
+	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths, were}
 	for _, statement := range statements {
 		err = s.q.sendBare(ctx, db, statement, args, each(func(rows pgx.Rows) error {
 			var id int64

@@ -181,7 +181,7 @@ func opener(ctx context.Context, db DB) (txBeginner, error) {
 	return begin, nil
 }
 
-// mustOpen is opener for what may not commit in parts: a job that waits for others would go on before they are known. It refuses
+// mustOpen is opener for what may not commit in parts: for example, a job that waits for others would go on before they are known. It refuses
 // a db that is in no transaction and has no BeginTx.
 func mustOpen(ctx context.Context, db DB) (txBeginner, error) {
 	begin, err := opener(ctx, db)
@@ -195,7 +195,7 @@ func mustOpen(ctx context.Context, db DB) (txBeginner, error) {
 	if open, err := inside(ctx, db); open || err != nil {
 		return nil, err
 	}
-	return nil, invalid("db", "is in no transaction and has no BeginTx, and a job that waits for others is enqueued in more than one statement; pass a transaction, or give the type a BeginTx")
+	return nil, invalid("db", "is in no transaction and has no BeginTx, and this takes more than one statement, which must not commit one by one; pass a transaction, or give the type a BeginTx")
 }
 
 // inside asks Postgres whether a transaction is open where db sends its statements.

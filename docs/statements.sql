@@ -939,9 +939,16 @@ select count(*) from gone;
 -- citus.go: redriveInParts.answer
 select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], $6::bigint[], $5::bigint[];
 
--- citus.go: requestInParts.notes
+-- citus.go: refuseCommit
+select onceq.lease_lost(0::bigint);
+
+-- citus.go: requestInParts.note
 insert into onceq.job_cancels (job_id, requested_at)
-select id, greatest($2::timestamptz, created_at) from onceq.jobs where id = any ($1::bigint[]) order by id
+select id, greatest($2::timestamptz, created_at)
+  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
+        union all
+        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l -- in one look: it may be let in meanwhile
+ order by id
 on conflict (job_id) do update set requested_at = excluded.requested_at
 returning job_id;
 
@@ -993,6 +1000,9 @@ select h.id;
 
 -- citus.go: takeFenceDrawn
 select onceq.id_taken(h.id);
+
+-- citus.go: waitOfBatch
+select id, run_at > created_at, 1 from onceq.job_waits where id = current_setting('onceq_drawn.id')::bigint;
 
 -- citus.go: write
 select onceq.id_taken($1::bigint);
@@ -5918,7 +5928,9 @@ wait as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane from (select distinct lane, due from wait) l
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane from (select lane, due from wait
+          union
+          select split_part(lane, E'\x1f', 1), statement_timestamp() from back where follows and split_part(lane, E'\x1f', 1) <> '') l
 ),
 stop as (
   delete from onceq.lane_stops s using back b where s.lane = any (array[split_part(b.lane, E'\x1f', 1)]) and s.id = b.id
@@ -5975,12 +5987,13 @@ select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timesta
 
 -- replace.go: replaceIn job_waits
 with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
    order by id
 ),
-mine as materialized (
-  select a.*, j.line
+free as materialized (
+  select a.*, j.line,
+         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.job_waits
@@ -5989,9 +6002,18 @@ mine as materialized (
             and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
             for update) j
 ),
+mine as materialized (
+  select m.*
+    from (select * from free order by scope, key offset 0) m
+   cross join lateral (
+         select from onceq.job_fences f
+          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            for update) f
+),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0 order by scope, key) m
+    from (select * from mine where parts & 1 > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 ),
 changed as (
@@ -5999,26 +6021,27 @@ changed as (
      set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
          payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))
-                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                              else j.run_at end
+         run_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.run_at
+                              when m.due > statement_timestamp() then m.due
+                              else least(j.run_at, m.due) end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(line), 1))::bit(4)::int::smallint, run_at, line from changed where timed
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(line), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), line from changed where timed
 )
 select id, run_at > statement_timestamp() from changed;
 
 -- replace.go: replaceIn jobs
 with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
    order by id
 ),
-mine as materialized (
-  select a.*, j.line
+free as materialized (
+  select a.*, j.line,
+         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.jobs
@@ -6027,9 +6050,18 @@ mine as materialized (
             and not exists (select from onceq.job_cancels x where x.job_id = jobs.id and x.requested_at >= jobs.created_at offset 0)
             for update) j
 ),
+mine as materialized (
+  select m.*
+    from (select * from free order by scope, key offset 0) m
+   cross join lateral (
+         select from onceq.job_fences f
+          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            for update) f
+),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0 order by scope, key) m
+    from (select * from mine where parts & 1 > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 ),
 changed as (
@@ -6037,9 +6069,9 @@ changed as (
      set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
          payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when m.parts & 2 > 0 and m.path = ''
-                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                              else j.run_at end
+         run_at        = case when not (m.parts & 2 > 0 and m.path = '') then j.run_at
+                              when m.due > statement_timestamp() then m.due
+                              else least(j.run_at, m.due) end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, m.parts & 2 > 0 and m.path = '' as timed, m.line
@@ -6048,12 +6080,13 @@ select id, run_at > statement_timestamp() from changed;
 
 -- replace.go: replaceIn on Citus
 with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path)
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
    order by id
 ),
-mine as materialized (
-  select a.*, j.line
+free as materialized (
+  select a.*, j.line,
+         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.job_waits
@@ -6062,9 +6095,18 @@ mine as materialized (
             and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
             for update) j
 ),
+mine as materialized (
+  select m.*
+    from (select * from free order by scope, key offset 0) m
+   cross join lateral (
+         select from onceq.job_fences f
+          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
+            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            for update) f
+),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0 order by scope, key) m
+    from (select * from mine where parts & 1 > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 ),
 changed as (
@@ -6072,9 +6114,9 @@ changed as (
      set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
          payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))
-                              then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
-                              else j.run_at end
+         run_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.run_at
+                              when m.due > statement_timestamp() then m.due
+                              else least(j.run_at, m.due) end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line

@@ -1098,6 +1098,23 @@ func TestHealth_AKeyThatIsStillTaken(t *testing.T) {
 	require.Equal(t, `2 of the last day's ticks of schedule "n" enqueued nothing, because the key of its job was still taken by one that had finished`, found[0].Detail)
 	require.Contains(t, found[0].Advice, "leave out the Key of its job")
 	require.Equal(t, utc([]time.Time{all[1].At, all[0].At}), utc([]time.Time{found[0].From, found[0].To}))
+
+	// One that enqueued nothing has not run for those that were missed before.
+	latest := onceqcron.Schedule{Name: "latest", Spec: "@hourly", Job: onceq.Job{Kind: "k", Key: "always"}}
+	s = scheduler(t, db, onceqcron.Config{}, latest)
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "latest", now(t, db).Truncate(time.Hour).Add(-4*time.Hour))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	require.Equal(t, []string{"duplicate 1", "missed 4"}, outcomes(t, s, "latest"))
+	found, err = s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	var what []string
+	for _, f := range found {
+		if f.Name == "latest" {
+			what = append(what, f.What)
+		}
+	}
+	require.Equal(t, []string{"missed", "duplicate"}, what)
 }
 
 // A panic makes one tick's job impossible, and the next tick comes. The ledger says where it happened, and the log has the stack.

@@ -38,7 +38,7 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
                 where schedule = s.name order by at desc limit 2000) t
         where (t.outcome in ('missed', 'refused') or t.outcome = 'duplicate' and starts_with(t.note, $2)) and t.done_at > statement_timestamp() - interval '1 day'
           and (t.outcome <> 'missed' or s.missed = $1 or s.missed like 'all %' or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
-                           where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and f.outcome in ('fired', 'duplicate')))) m on true
+                           where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and (f.outcome = 'fired' or f.outcome = 'duplicate' and starts_with(f.note, $2) is not true)))) m on true
  order by s.name`
 	if db == nil {
 		db = s.pool

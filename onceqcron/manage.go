@@ -701,7 +701,7 @@ type Done struct {
 	At      time.Time // scheduled time; of several ticks the first one's
 	Until   time.Time // of several ticks the last one's; otherwise At
 	Ticks   int       // how many
-	Outcome string    // fired; duplicate: its key was taken; missed; paused: Resume writes it; refused: see Note
+	Outcome string    // fired; duplicate: its key was taken; missed; paused: Resume writes it; refused: see Note, as of a duplicate of a finished job
 	DoneAt  time.Time // when that was decided; for a fired tick, DoneAt − At is how late it was
 	JobID   int64     // the job that it enqueued or met; 0: none
 	Note    string

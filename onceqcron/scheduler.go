@@ -439,7 +439,7 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	if r.Duplicate {
 		m.outcome = "duplicate"
 	}
-	if m.taken && finished(r.State) {
+	if m.taken && r.State.Finished() && r.State != onceq.StateHeld { // a held one has its key whatever the Window says
 		m.note = fmt.Sprintf("%s%d, which is %s", takenBy, r.ID, r.State)
 	}
 	return m, nil
@@ -447,10 +447,6 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 
 // takenBy begins the note of a tick whose job's key is still taken by one that has finished.
 const takenBy = "its key is still taken by job "
-
-func finished(s onceq.State) bool {
-	return s == onceq.StateCompleted || s == onceq.StateDead || s == onceq.StateCancelled || s == onceq.StateHeld
-}
 
 // storable is an error's text as Postgres can store it, and short enough for a line of a table.
 func storable(err error) string {

@@ -670,7 +670,6 @@ func TestLane_BadInput(t *testing.T) {
 		"LaneFamily": {Kind: "a/b", Payload: 1, Lane: "x"},
 		"Lane":       {Kind: "a", Payload: 1, LaneRule: onceq.Overtake},
 		"LaneRule":   {Kind: "a", Payload: 1, Lane: "x", LaneRule: 4},
-		"Replace":    {Kind: "a", Payload: 1, Lane: "x", Key: "k", Replace: onceq.ReplaceTime},
 	} {
 		_, err := db.Queue.Enqueue(ctx, db.Pool, j)
 		require.ErrorAs(t, err, &bad)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -159,7 +160,7 @@ func TestReplace_SaysWhyItChangedNothing(t *testing.T) {
 		require.ErrorIs(t, err, onceq.ErrMismatch)
 		require.Regexp(t, regexp.QuoteMeta("or set IgnorePayload if none must"+end)+"$", err)
 	}
-	const replace = ", or Replace to change a job that nobody has started and that waits for no others"
+	const replace = ", or Replace to change a job that nobody has started, in the same lane and limit"
 	says(onceq.Job{Key: "a"}, replace)
 	says(onceq.Job{Key: "a", Lane: "a"}, replace)
 	says(onceq.Job{Key: "a", Replace: onceq.ReplaceTime}, "; Replace changed nothing, because ReplacePayload is not set")
@@ -393,6 +394,69 @@ func TestReplace_MeetsTheEndOfTheJobBefore(t *testing.T) {
 			require.NoError(t, l.Complete(ctx, nil))
 		}
 		require.NoError(t, db.Check())
+	}
+}
+
+// between is a transaction that calls fn once, before a statement with a text.
+type between struct {
+	pgx.Tx
+	text string
+	fn   func()
+}
+
+func (b *between) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if fn := b.fn; fn != nil && strings.Contains(sql, b.text) {
+		b.fn = nil
+		fn()
+	}
+	return b.Tx.Query(ctx, sql, args...)
+}
+
+// ReplaceTime alone is for a job with the same payload. If that was changed after the look at it, nothing is.
+func TestReplace_TheTimeOfAnotherPayloadStays(t *testing.T) {
+	t.Parallel()
+	for _, line := range append(lines, onceq.Job{}) {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		id := add(t, db, inLine(line, 1, time.Hour, 0))
+		tx, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		changes := &between{tx, "for update) j", func() {
+			r, err := q.Enqueue(ctx, db.Pool, inLine(line, 2, 0, both))
+			require.NoError(t, err)
+			require.True(t, r.Replaced)
+		}}
+		_, err = q.Enqueue(ctx, changes, inLine(line, 1, time.Hour, onceq.ReplaceTime))
+		require.ErrorIs(t, err, onceq.ErrMismatch)
+		require.NoError(t, tx.Commit(ctx))
+		j := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+		require.Equal(t, "2", string(j.Payload))
+		require.Equal(t, onceq.StateWaiting, j.State)
+		require.NoError(t, claimSoon(t, q).Complete(ctx, nil))
+	}
+}
+
+// A job that is due and stays so keeps its place, however often it is replaced.
+func TestReplace_AJobThatIsDueKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	for _, line := range append(lines, onceq.Job{}) {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		plain := func() int64 {
+			job := inLine(line, 0, 0, 0)
+			job.Key = ""
+			return add(t, db, job)
+		}
+		l := laneClaimOne(t, q, plain())
+		id := add(t, db, inLine(line, 1, 0, 0))
+		plain()
+		r, err := q.Enqueue(ctx, db.Pool, inLine(line, 2, 0, both))
+		require.NoError(t, err)
+		require.Equal(t, onceq.Result{ID: id, Duplicate: true, Replaced: true, State: onceq.StateWaiting}, r)
+		require.NoError(t, l.Complete(ctx, nil))
+		l = claimSoon(t, q)
+		require.Equal(t, id, l.ID)
+		require.Equal(t, "2", string(l.Payload))
 	}
 }
 
