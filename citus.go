@@ -933,7 +933,7 @@ returning id, run_at > created_at, 1`
 
 // waitApart and waitOfFenceApart are plainApart and jobApart for a job with a lane or a limit, and callOfBatch is its call. That comes
 // after the job, so that it is not due before it, and is left even if the key is taken: then a promoter looks for nothing. waitOfBatch
-// has the answer of the two.
+// has the answer of the two. It changes nothing, but only of what changes something Citus evaluates a setting on the coordinator.
 var (
 	waitApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "metadata)\n", "metadata, lane, lane_rule, path)\n",
 		"$9::text::jsonb)", "$9::text::jsonb, $10::text, $11::smallint, $12::text)", "nextval('onceq.ids')", "current_setting('onceq_drawn.id')::bigint").Replace(plainApart)
@@ -941,7 +941,7 @@ var (
 	waitOfFenceApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "scope, key)\n", "scope, key, lane, lane_rule, path)\n",
 		"f.scope, f.key\n", "f.scope, f.key, $13::text, $14::smallint, $15::text\n").Replace(jobApart)
 
-	waitOfBatch = `select id, run_at > created_at, 1 from onceq.job_waits where id = current_setting('onceq_drawn.id')::bigint`
+	waitOfBatch = `update onceq.job_waits set claims = claims where id = current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1`
 
 	callOfBatch = `
 insert into onceq.lane_calls (slot, due, lane)

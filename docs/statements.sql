@@ -1002,7 +1002,7 @@ select h.id;
 select onceq.id_taken(h.id);
 
 -- citus.go: waitOfBatch
-select id, run_at > created_at, 1 from onceq.job_waits where id = current_setting('onceq_drawn.id')::bigint;
+update onceq.job_waits set claims = claims where id = current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
 
 -- citus.go: write
 select onceq.id_taken($1::bigint);
