@@ -771,8 +771,8 @@ select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w
 
 	wentApart = `delete from onceq.job_waits where id = any ($1::bigint[])`
 
-	// passApart moves jobs that wait to other lines.
-	passApart = `
+	// moveOnApart moves jobs that wait to other lines.
+	moveOnApart = `
 update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
   from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
  where w.id = any (array[u.id])`
@@ -853,7 +853,7 @@ func (a *admitted) write(p *parts) (err error) {
 		a.calls.add(both[1], p.now)
 	}
 	if len(a.goIDs) > 0 {
-		err = p.send(passApart, []any{a.goIDs, lines, a.goPaths, a.goAt}, noRows)
+		err = p.send(moveOnApart, []any{a.goIDs, lines, a.goPaths, a.goAt}, noRows)
 	}
 	if err == nil {
 		err = p.live(a.ids, a.at, a.slotted)
@@ -1012,7 +1012,7 @@ func (p *parts) follow(lines []string, pause time.Duration) (went int, queues []
 		err = p.live(live, liveAt, make([]bool, len(live)))
 	}
 	if err == nil && len(pass) > 0 {
-		err = p.send(passApart, []any{pass, passLines, passPaths, passAt}, noRows)
+		err = p.send(moveOnApart, []any{pass, passLines, passPaths, passAt}, noRows)
 	}
 	if err == nil {
 		err = c.send(p)

@@ -1488,6 +1488,11 @@ select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestam
          from onceq.job_members where group_id = u.id) s
  where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m);
 
+-- citus_lanes.go: moveOnApart
+update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
+  from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
+ where w.id = any (array[u.id]);
+
 -- citus_lanes.go: notLocked
 select u.lane from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
  where coalesce(w.id <> all ($2::bigint[]), true);
@@ -1515,11 +1520,6 @@ select lane, first from lane limit $1::int;
 insert into onceq.limit_rates (lane, free_at, gap, paid_at)
 select u.lane, u.free_at, u.gap, $4::timestamptz from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
 on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at;
-
--- citus_lanes.go: passApart
-update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
-  from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
- where w.id = any (array[u.id]);
 
 -- citus_lanes.go: placesApart
 insert into onceq.lane_places (lane, id)
