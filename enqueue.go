@@ -74,7 +74,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		}
 		return results[0], err
 	}
-	q.hasLanes(&e)
+	q.expectWaits(&e)
 	var id int64
 	var delayed bool
 	var who whoWaits
@@ -93,8 +93,8 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	return q.settleOne(ctx, db, job, e)
 }
 
-// hasLanes notes that there are jobs that wait, so that Claim looks for them.
-func (q *Queue) hasLanes(e *encoded) {
+// expectWaits notes that there are jobs that wait, so that Claim looks for them.
+func (q *Queue) expectWaits(e *encoded) {
 	if e.lined() {
 		q.laneLook.Store(-1)
 	}
@@ -151,7 +151,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 // enqueueMany is EnqueueMany for jobs that are encoded, without its events.
 func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encoded, sorted []int, keyed, own bool) (results []Result, err error) {
 	for i := range all {
-		q.hasLanes(&all[i])
+		q.expectWaits(&all[i])
 	}
 	results = make([]Result, len(jobs))
 	if len(jobs) == 0 {
@@ -332,7 +332,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	q.hasLanes(&e)
+	q.expectWaits(&e)
 	if e.header.follows {
 		return nil, invalid("After", "is set, and a job that waits for others is enqueued in more than one step; use Enqueue or EnqueueMany, in the same transaction")
 	}
@@ -986,7 +986,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 	}
 	answered := make([]bool, len(left))
 	var replacing []int // places
-	marks := map[int][]byte{}
+	var marks map[int][]byte
 	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
 	err = s.q.send(ctx, db, asIs, readTaken, []any{scopes, keys}, each(func(rows pgx.Rows) error {
 		var n, token int64
@@ -1007,6 +1007,9 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 			r.Output = json.RawMessage(*output)
 		}
 		if i := left[n-1]; s.replaceable(i, r, mark) {
+			if marks == nil {
+				marks = make(map[int][]byte)
+			}
 			s.results[i] = r
 			replacing, marks[i] = append(replacing, i), mark
 			return nil

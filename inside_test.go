@@ -960,11 +960,6 @@ func TestCitus_FollowersGoOnInParts(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	var citus bool
-	require.NoError(t, db.Pool.QueryRow(ctx, `select current_setting('citus.version', true) is not null`).Scan(&citus))
-	if citus {
-		t.Skip("jobs that wait for others are refused on Citus yet")
-	}
 	apart, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 	apart.TakeApart()

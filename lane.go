@@ -13,11 +13,11 @@ import (
 // Two ways lead out of job_waits. The statement that takes a finished job out of jobs puts at most one of its lane in its
 // place (handOver): one out, one in, so the bound needs no lock. A promoter (promoter.go) does what no completion can see:
 // it locks one of a fixed number of rows in one statement, and counts in the next one. On Citus there is only the latter way
-// (citus_lanes.go).
+// (citus_lanes.go, citus_promoter.go).
 //
 // No wake-up is lost, because whatever may let a lane go on writes a row into lane_calls, in the same commit: a job that was
 // enqueued or redriven, one that finished without a successor, another limit. A promoter deletes the calls that its snapshot
-// has, in the same commit as what it admits. lab/model/lanes_test.go explores all of this.
+// has, in the same commit as what it admits. lab/model/lanes_test.go explores all of this but a replacement (Job.Replace), which lane_test.go forces.
 
 // LaneRule says how a job behaves in its lane. Rules are combined with |. Without one, a job that failed keeps its place
 // until it runs again, so that the lane stays in order, and the lane goes on after a job that is dead or held.

@@ -28,6 +28,7 @@ type laneScene struct {
 	first, second           *onceq.Lease
 	dead, cancelled, unheld int64
 	waiting                 []int64
+	putOff                  bool // the answer of the latest replacement says that the first one that waits is due in an hour
 }
 
 // rule is that of all but the dead one and the cancelled one.
@@ -157,7 +158,8 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 	"put off the next": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		job := s.keyed()
 		job.Replace, job.Delay = onceq.ReplaceTime, time.Hour
-		_, err := s.db.Queue.Enqueue(ctx, tx, job)
+		r, err := s.db.Queue.Enqueue(ctx, tx, job)
+		s.putOff = r.Replaced && r.State == onceq.StateDelayed
 		return err
 	},
 	"limit 1": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
@@ -320,6 +322,8 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
 	require.NoError(t, moves[a](ctx, s, tx))
+	putOff := s.putOff // said by a; b says it anew
+	s.putOff = false
 	check()
 	done := make(chan error, 1)
 	go func() {
@@ -344,13 +348,18 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	require.False(t, waits && !sameRow, "%s waits for %s", b, a)
 	check()
 	if commit {
-		if err := tx.Commit(ctx); level != pgx.Serializable || !onceq.IsRetryable(err) {
+		err := tx.Commit(ctx)
+		if level != pgx.Serializable || !onceq.IsRetryable(err) {
 			require.NoError(t, err)
 		}
+		putOff = putOff && err == nil
 	} else {
 		require.NoError(t, tx.Rollback(ctx))
+		putOff = false
 	}
-	err = <-done
+	if err = <-done; err == nil {
+		putOff = putOff || s.putOff
+	}
 	var lost *onceq.LeaseError
 	switch {
 	case err == nil:
@@ -391,6 +400,12 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	if stopped {
 		_, err := q.Redrive(ctx, pool, s.first.ID)
 		require.NoError(t, err)
+	}
+	if putOff { // whatever has ended meanwhile
+		var there bool
+		const waits = `select exists (select from onceq.job_waits where id = $1 and run_at > now() + interval '30 minutes')`
+		require.NoError(t, pool.QueryRow(ctx, waits, s.waiting[0]).Scan(&there))
+		require.True(t, there, "a job that was put off has gone on")
 	}
 	if a == "put off the next" || b == "put off the next" {
 		if _, err := q.Retry(ctx, pool, s.waiting[0]); err != nil {

@@ -350,6 +350,22 @@ var leaseAlone = func() leasing {
 	return by
 }()
 
+// callsOf deletes the calls of the slots that are due since $1, up to $2 of each.
+func callsOf(slots string) string {
+	return `call as materialized (
+  select c.place, c.lane, s.slot, c.due
+    from unnest(` + slots + `) as s(slot)
+   cross join lateral (
+         select ctid as place, lane, due from onceq.lane_calls
+          where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
+          order by due
+          limit $2::int) c
+),
+heard as (
+  delete from onceq.lane_calls where ctid = any (array(select place from call))
+)`
+}
+
 // lettingIn has the parts of promoteCalls that choose, for the lanes and limits in called, what goes on there (ours), and lock it.
 func lettingIn(called string) string {
 	return roomIn(called) + headInLanes + turnsOfLimits + `ours as materialized (
@@ -425,18 +441,7 @@ var (
 // If one job alone becomes live, and it is of queue $7 and of one of the kinds $8, it is leased for $5 microseconds to holder $6.
 // With a null for $7 none is.
 var promoteCalls = `
-with call as materialized (
-  select c.place, c.lane, s.slot, c.due
-    from unnest(string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
-   cross join lateral (
-         select ctid as place, lane, due from onceq.lane_calls
-          where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
-          order by due
-          limit $2::int) c
-),
-heard as (
-  delete from onceq.lane_calls where ctid = any (array(select place from call))
-),
+with ` + callsOf(`string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]`) + `,
 ` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+`)`) + `,
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)

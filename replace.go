@@ -118,17 +118,36 @@ func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
 }
 
-// replace changes the jobs that those at the given places may replace, of whose fences the fingerprints were read, and returns the places
-// of those that did. What waits is
-// looked at first: a job may become live between the two statements, and one that nobody has claimed does not go back.
+// replace changes the jobs that those at the given places may replace, of whose fences the fingerprints were read, and returns the
+// places of those that did. What waits is looked at first: a job may become live between the two statements, and one that nobody
+// has claimed does not go back.
 func (s *settling) replace(ctx context.Context, db DB, places []int, read map[int][]byte) (done []int, err error) {
 	slices.SortFunc(places, func(i, j int) int { return cmp.Compare(s.results[i].ID, s.results[j].ID) })
+	if s.tried == nil {
+		s.tried = make(map[int]Result)
+	}
+	var lined []int
+	for _, i := range places {
+		if s.tried[i] = s.results[i]; s.all[i].lane != "" {
+			lined = append(lined, i)
+		}
+	}
+	if done, err = s.sendReplace(ctx, db, replaceWaits, lined, read); err != nil {
+		return nil, err
+	}
+	live, err := s.sendReplace(ctx, db, replaceJobs, slices.DeleteFunc(places, func(i int) bool { return slices.Contains(done, i) }), read)
+	return append(done, live...), err
+}
+
+func (s *settling) sendReplace(ctx context.Context, db DB, statement string, places []int, read map[int][]byte) (done []int, err error) {
 	n := len(places)
+	if n == 0 {
+		return nil, nil
+	}
 	ids, byID := make([]int64, n), make(map[int64]int, n)
 	scopes, keys, payloads, metadata, paths := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	bytes, marks, were := make([][]byte, n), make([][]byte, n), make([][]byte, n)
 	parts, ats, delays := make([]int16, n), make([]int64, n), make([]int64, n)
-	statements := []string{replaceJobs}
 	for k, i := range places {
 		e := &s.all[i]
 		ids[k], byID[s.results[i].ID] = s.results[i].ID, i
@@ -138,31 +157,22 @@ func (s *settling) replace(ctx context.Context, db DB, places []int, read map[in
 		if !e.header.at.IsZero() {
 			ats[k] = e.header.at.UnixMicro()
 		}
-		if s.tried == nil {
-			s.tried = make(map[int]Result)
-		}
-		s.tried[i] = s.results[i]
-		if e.lane != "" {
-			statements = []string{replaceWaits, replaceJobs}
-		}
 	}
 	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths, were}
-	for _, statement := range statements {
-		err = s.q.sendBare(ctx, db, statement, args, each(func(rows pgx.Rows) error {
-			var id int64
-			var delayed bool
-			if err := rows.Scan(&id, &delayed); err != nil {
-				return err
-			}
-			i := byID[id]
-			s.results[i] = accepted(id, delayed)
-			s.results[i].Duplicate, s.results[i].Replaced = true, true
-			done = append(done, i)
-			return nil
-		}))
-		if err != nil {
-			return nil, fmt.Errorf("onceq: replacing a job: %w", err)
+	err = s.q.sendBare(ctx, db, statement, args, each(func(rows pgx.Rows) error {
+		var id int64
+		var delayed bool
+		if err := rows.Scan(&id, &delayed); err != nil {
+			return err
 		}
+		i := byID[id]
+		s.results[i] = accepted(id, delayed)
+		s.results[i].Duplicate, s.results[i].Replaced = true, true
+		done = append(done, i)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: replacing a job: %w", err)
 	}
 	return done, nil
 }

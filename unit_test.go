@@ -681,6 +681,7 @@ var built = map[string]string{
 	"countsApart":             countsApart,
 	"insertApart jobs":        jobsApart,
 	"insertApart job_waits":   waitsApart,
+	"takeCalls":               takeCalls,
 	"callsApart":              callsApart,
 	"callOfBatch":             callOfBatch,
 	"readBack":                readBack,

@@ -1172,9 +1172,6 @@ select id, case when state = 5 then state else 7 end::smallint, coalesce(result:
  order by id
    for update of h;
 
--- citus_lanes.go: alone.settings
-select set_config('idle_in_transaction_session_timeout', '10s', true);
-
 -- citus_lanes.go: askedApart
 select null, $3::bigint[],
        (select array_agg(x.job_id)
@@ -1216,7 +1213,91 @@ delete from onceq.job_waits;
 -- citus_lanes.go: cancelledWaits
 delete from onceq.jobs;
 
--- citus_lanes.go: chooseApart lanes
+-- citus_lanes.go: completeLinedInParts
+select null;
+
+-- citus_lanes.go: discardInParts
+select $1::bigint, null;
+
+-- citus_lanes.go: endLinedInParts
+select null, $1::bigint[], null, null;
+
+-- citus_lanes.go: goneBackApart
+with gone as (
+  delete from onceq.jobs j using unnest($1::bigint[], $2::int[], $3::bigint[]) as u(id, claims, holder)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.id
+)
+select case when (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end;
+
+-- citus_lanes.go: hurryWaitsInParts
+select $1::bigint;
+
+-- citus_lanes.go: leaveApart
+delete from onceq.lane_places p using unnest($1::text[], $2::bigint[]) as u(lane, id) where p.lane = any (array[u.lane]) and p.id = u.id;
+
+-- citus_lanes.go: ledApart
+select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m;
+
+-- citus_lanes.go: lockHeld
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+)
+select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.created_at, j.identity,
+       exists (select from onceq.job_waits w where w.id = u.id), statement_timestamp()
+  from u cross join lateral (
+       select attempts, lane, lane_rule, created_at, identity from onceq.jobs
+        where id = u.id and claims = u.claims and holder = u.holder
+          for update) j;
+
+-- citus_lanes.go: readBack
+select d.id, d.run_at, d.created_at, coalesce(d.lane, ''), d.if_dead,
+       coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or coalesce(d.id = any ($2::bigint[]), false),
+       state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp()
+  from onceq.job_history d where d.id = any ($1::bigint[]);
+
+-- citus_lanes.go: readHeld
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+)
+select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.created_at, j.identity,
+       exists (select from onceq.job_waits w where w.id = u.id), statement_timestamp()
+  from u cross join lateral (
+       select attempts, lane, lane_rule, created_at, identity from onceq.jobs
+        where id = u.id and claims = u.claims and holder = u.holder
+       offset 0) j;
+
+-- citus_lanes.go: replaceInParts.answer
+select * from unnest($1::bigint[], $2::bool[]);
+
+-- citus_lanes.go: retryLinedInParts
+select onceq.lease_lost($1::bigint);
+
+-- citus_lanes.go: retryTx
+select onceq.lease_lost($1::bigint);
+
+-- citus_lanes.go: setLimitInParts
+select 1;
+
+-- citus_lanes.go: stopApart
+insert into onceq.lane_stops (lane, id)
+select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane, id)
+on conflict do nothing;
+
+-- citus_lanes.go: unstopApart
+delete from onceq.lane_stops s using unnest($1::text[], $2::bigint[]) as u(lane, id) where s.lane = any (array[u.lane]) and s.id = u.id;
+
+-- citus_lanes.go: waitsBack
+insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
+select d.id, u.run_at, d.created_at, d.claims, d.max_attempts, d.priority, d.queue, d.kind, d.scope, d.key,
+       d.payload, d.payload_bytes, d.metadata, d.errors, d.identity, u.line, coalesce(d.lane_rule, 0), u.path, u.if_dead
+  from onceq.job_history d join unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::text[], $5::smallint[]) as u(id, run_at, line, path, if_dead) on u.id = d.id;
+
+-- citus_promoter.go: alone.settings
+select set_config('idle_in_transaction_session_timeout', '10s', true);
+
+-- citus_promoter.go: chooseApart lanes
 with room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from unnest($1::text[]) as u(lane)) l
@@ -1267,7 +1348,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000) a (slot, due, lane)) c;
 
--- citus_lanes.go: chooseApart limits
+-- citus_promoter.go: chooseApart limits
 with room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from unnest($1::text[]) as u(lane)) l
@@ -1400,31 +1481,14 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
    where not exists (select from onceq.lane_calls c
                       where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
 
--- citus_lanes.go: completeLinedInParts
-select null;
-
--- citus_lanes.go: discardInParts
-select $1::bigint, null;
-
--- citus_lanes.go: endLinedInParts
-select null, $1::bigint[], null, null;
-
--- citus_lanes.go: familiesLeft
+-- citus_promoter.go: familiesLeft
 select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
 
--- citus_lanes.go: goneBackApart
-with gone as (
-  delete from onceq.jobs j using unnest($1::bigint[], $2::int[], $3::bigint[]) as u(id, claims, holder)
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
-  returning j.id
-)
-select case when (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end;
-
--- citus_lanes.go: guardNode
+-- citus_promoter.go: guardNode
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true) from onceq.meta;
 
--- citus_lanes.go: hearApart
+-- citus_promoter.go: hearApart
 with heard as materialized (
   select ctid as place, lane from onceq.lane_calls
    where slot = -1 and due <= statement_timestamp() and lane not in ('', '?')
@@ -1435,20 +1499,11 @@ gone as (
 )
 select array_agg(lane), statement_timestamp() from heard;
 
--- citus_lanes.go: hurryWaitsInParts
-select $1::bigint;
-
--- citus_lanes.go: laterApart
+-- citus_promoter.go: laterApart
 update onceq.jobs j set run_at = u.at, leased_until = null, holder = null
   from unnest($1::bigint[], $2::timestamptz[]) as u(id, at) where j.id = any (array[u.id]);
 
--- citus_lanes.go: leaveApart
-delete from onceq.lane_places p using unnest($1::text[], $2::bigint[]) as u(lane, id) where p.lane = any (array[u.lane]) and p.id = u.id;
-
--- citus_lanes.go: ledApart
-select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m;
-
--- citus_lanes.go: liveApart
+-- citus_promoter.go: liveApart
 insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                         payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
 select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key,
@@ -1457,24 +1512,13 @@ select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w
        nullif(w.lane_rule, case when w.path = '' then 0 end)
   from onceq.job_waits w join unnest($1::bigint[], $2::timestamptz[], $3::bool[]) as u(id, at, slotted) on u.id = w.id;
 
--- citus_lanes.go: lockApart
+-- citus_promoter.go: lockApart
 select set_config(;
 
--- citus_lanes.go: lockFollowing
+-- citus_promoter.go: lockFollowing
 select w.id from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w;
 
--- citus_lanes.go: lockHeld
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
-)
-select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.created_at, j.identity,
-       exists (select from onceq.job_waits w where w.id = u.id), statement_timestamp()
-  from u cross join lateral (
-       select attempts, lane, lane_rule, created_at, identity from onceq.jobs
-        where id = u.id and claims = u.claims and holder = u.holder
-          for update) j;
-
--- citus_lanes.go: lookAtMembers
+-- citus_promoter.go: lookAtMembers
 select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestamp(),
        case when s.held or s.dead and w.if_dead = 0 then 'waits'
             when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
@@ -1488,20 +1532,20 @@ select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestam
          from onceq.job_members where group_id = u.id) s
  where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m);
 
--- citus_lanes.go: moveOnApart
+-- citus_promoter.go: moveOnApart
 update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
   from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
  where w.id = any (array[u.id]);
 
--- citus_lanes.go: notLocked
+-- citus_promoter.go: notLocked
 select u.lane from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
  where coalesce(w.id <> all ($2::bigint[]), true);
 
--- citus_lanes.go: onwardApart
+-- citus_promoter.go: onwardApart
 insert into onceq.lane_calls (slot, due, lane)
 select -1, $1::timestamptz, u.lane from onceq.meta, unnest($2::text[]) as u(lane);
 
--- citus_lanes.go: pageApart
+-- citus_promoter.go: pageApart
 with recursive lane (lane, first, last) as (
   select w.lane, f.first, f.last
     from unnest($2::text[], $3::text[], $4::text[]) as f(first, after, last)
@@ -1516,61 +1560,27 @@ with recursive lane (lane, first, last) as (
 )
 select lane, first from lane limit $1::int;
 
--- citus_lanes.go: paidApart
+-- citus_promoter.go: paidApart
 insert into onceq.limit_rates (lane, free_at, gap, paid_at)
 select u.lane, u.free_at, u.gap, $4::timestamptz from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
 on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at;
 
--- citus_lanes.go: placesApart
+-- citus_promoter.go: placesApart
 insert into onceq.lane_places (lane, id)
 select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane, id)
 on conflict do nothing;
 
--- citus_lanes.go: putOffAll
+-- citus_promoter.go: putOffAll
 with put_off as (
   update onceq.lane_calls set due = due + $1::bigint * interval '1 microsecond'
    where slot = -1 and lane = '' and due > statement_timestamp()
 )
 select 1;
 
--- citus_lanes.go: readBack
-select d.id, d.run_at, d.created_at, coalesce(d.lane, ''), d.if_dead,
-       coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or coalesce(d.id = any ($2::bigint[]), false),
-       state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp()
-  from onceq.job_history d where d.id = any ($1::bigint[]);
-
--- citus_lanes.go: readHeld
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
-)
-select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.created_at, j.identity,
-       exists (select from onceq.job_waits w where w.id = u.id), statement_timestamp()
-  from u cross join lateral (
-       select attempts, lane, lane_rule, created_at, identity from onceq.jobs
-        where id = u.id and claims = u.claims and holder = u.holder
-       offset 0) j;
-
--- citus_lanes.go: replaceInParts.answer
-select * from unnest($1::bigint[], $2::bool[]);
-
--- citus_lanes.go: reslotApart
+-- citus_promoter.go: reslotApart
 select array(select id from slot;
 
--- citus_lanes.go: retryLinedInParts
-select onceq.lease_lost($1::bigint);
-
--- citus_lanes.go: retryTx
-select onceq.lease_lost($1::bigint);
-
--- citus_lanes.go: setLimitInParts
-select 1;
-
--- citus_lanes.go: stopApart
-insert into onceq.lane_stops (lane, id)
-select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane, id)
-on conflict do nothing;
-
--- citus_lanes.go: takeCalls
+-- citus_promoter.go: takeCalls
 with call as materialized (
   select c.place, c.lane, s.slot, c.due
     from unnest($3::smallint[]) as s(slot)
@@ -1585,17 +1595,7 @@ heard as (
 )
 select slot, lane, due from call order by due;
 
--- citus_lanes.go: unstopApart
-delete from onceq.lane_stops s using unnest($1::text[], $2::bigint[]) as u(lane, id) where s.lane = any (array[u.lane]) and s.id = u.id;
-
--- citus_lanes.go: waitsBack
-insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
-select d.id, u.run_at, d.created_at, d.claims, d.max_attempts, d.priority, d.queue, d.kind, d.scope, d.key,
-       d.payload, d.payload_bytes, d.metadata, d.errors, d.identity, u.line, coalesce(d.lane_rule, 0), u.path, u.if_dead
-  from onceq.job_history d join unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::text[], $5::smallint[]) as u(id, run_at, line, path, if_dead) on u.id = d.id;
-
--- citus_lanes.go: wentApart
+-- citus_promoter.go: wentApart
 delete from onceq.job_waits where id = any ($1::bigint[]);
 
 -- claim.go: claimAny
