@@ -25,6 +25,10 @@ type announcement struct {
 	notBefore time.Time        // the row is not written before this time, because that failed
 	notYet    time.Time        // the same, because so many others wait that it can come after the end of a single job that the run was woken for
 	era       int              // how often everything was forgotten
+	dormant   bool             // the run is dormant, and
+	asks      time.Duration    // asks after that time whether it is needed
+	came      bool             // it was dormant before the row was last written
+	awake     time.Time        // it is not dormant again before this time
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
 	// nothing, and looks at all queues at short intervals instead.
@@ -104,7 +108,10 @@ func (c *claimer) forget() {
 // wait is how long it takes until the row is to be written.
 func (a *announcement) wait(now time.Time) time.Duration {
 	at := a.written.Add(announceAgain)
-	if a.wanted {
+	switch {
+	case a.dormant:
+		at = a.written.Add(a.asks)
+	case a.wanted:
 		at = a.written.Add(a.rest)
 	}
 	return later(later(at, a.notBefore), a.notYet).Sub(now)
@@ -168,15 +175,28 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		a.looks = looks
 	}
 	era, looks := a.era, c.looksFor()
+	may := len(waiting) == len(c.feeds) && c.listener.polls && !now.Before(a.awake)
 	c.send(&c.keeps, func() func() {
-		others, before, err := c.listener.announce(ctx, len(waiting) > 0, looks, busy, looking)
+		others, before, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
 		return func() {
 			a.backed, a.many = err == nil && others > 0, err == nil && others >= manyOthers
-			c.leave(a.many && before >= firstOnes && c.w.poll == 0)
+			c.becomesDormant()
+			c.leave(a.dormant || a.many && before >= firstOnes && c.w.poll == 0)
 			c.announced(waiting, heard, era, err)
 		}
 	})
 	return true
+}
+
+// becomesDormant takes whether the run is dormant since an announcement, or ceases to be.
+func (c *claimer) becomesDormant() {
+	a := &c.announcement
+	was := a.dormant
+	a.dormant = c.listener.dormant
+	if a.came = was && !a.dormant; a.came {
+		a.awake = time.Now().Add(awakeFor)
+	}
+	a.asks = dormantAsks/2 + rand.N(dormantAsks)
 }
 
 // leave decides whether what becomes due while this run waits is left to others. Otherwise each delayed job would be claimed, in
@@ -232,17 +252,17 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
 	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
-	if a.waits = len(feeds) > 0; era != a.era {
+	if a.waits = len(feeds) > 0 && !a.dormant; era != a.era {
 		return
 	}
 	for i, f := range feeds {
-		if f.announced.IsZero() && f.heard == heard[i] {
+		if (f.announced.IsZero() || a.came) && f.heard == heard[i] {
 			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
 				f.again = time.Time{}
 			}
-			f.follows = !a.backed || !f.more.IsZero()
+			f.follows = !a.backed || a.came || !f.more.IsZero()
 			switch {
-			case !a.backed: // otherwise there was always somebody to wake
+			case !a.backed || a.came: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 				c.lookSoon(f, now.Add(lookEnough))
@@ -253,6 +273,9 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 			c.lookForLeft(f, now)
 			f.more = time.Time{}
 		}
+	}
+	if a.came { // it may have been woken before the session listened
+		a.wanted = true
 	}
 	c.setWaits()
 }

@@ -13,12 +13,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
 // next poll.
 //
-// A worker that waits has one row in waiters, whatever the number of its queues. The row names those that are busy. It
+// A worker that waits has one row in waiters, whatever the number of its queues, unless very many wait already (dormantFrom). The row names those that are busy. It
 // writes that row only after a notification of its own has arrived, so behind a pooler that drops them nobody sends any.
 // Enqueue wakes one worker that waits, and a call with many jobs as many as have room for them: it notifies the worker's own
 // channel and inserts a row into wakes, both with the caller's commit. From then on no other job of that queue wakes that
@@ -111,7 +113,8 @@ type listener struct {
 	woken     func(queue string) // called for each notification; with "" when notifications begin to arrive. It must not wait
 	confirmed atomic.Bool        // notifications are known to arrive
 	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
-	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused. The claimer sets it
+	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
+	deaf      atomic.Bool        // the run is dormant, and the session does not listen for it. The claimer's upkeep sets it, and the session when it begins
 	leaves    atomic.Bool        // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
@@ -121,8 +124,9 @@ type listener struct {
 	room   int      // for how many jobs a queue has room at least
 
 	// The claimer's upkeep uses these, and unannounceAll after that.
-	round int64 // of the row
-	named bool  // queues are in waiter_queues, or were
+	round   int64 // of the row
+	named   bool  // queues are in waiter_queues, or were
+	dormant bool  // as the row is not there then
 }
 
 func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
@@ -147,32 +151,55 @@ const (
 	firstOnes  = 2 // so many of those that wait, by their ids, start delayed jobs at their time, where many others wait
 )
 
+// A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
+// for each other, and look at the default interval, dormantFrom of them are enough, and the others are dormant: they have no row in
+// waiters, and their sessions do not listen. Each of these asks now and then whether fewer than dormantUntil wait, and waits then.
+// In a burst that is soon, because those that were woken do not count. Whoever has come back stays awake for a while: there may be another
+// burst. Jobs that nobody was woken for the looks find, of those that are dormant as of all others that wait.
+const (
+	dormantFrom  = manyOthers + 1
+	dormantUntil = manyOthers / 2
+	dormantAsks  = 2 * pollListening // on average; with the looks not more than a statement a second
+	awakeFor     = time.Minute
+)
+
 // leavesNow reports whether what becomes due is left to others. Anybody may call it.
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. It returns how many others with the same kinds and PollInterval
-// wait for all of these queues and were not woken, and how many of them come before this one; it stops counting at manyOthers and
-// at firstOnes.
-func (l *listener) announce(ctx context.Context, waits bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
+// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
+// dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
+// many of them come before this one; it stops counting at dormantFrom.
+func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
-with woken as (
+with near as materialized (
+  select (select count(*)
+            from (select from onceq.waiters w
+                   where w.serves = $2::bigint and w.worker <> $1::bigint` + waitsToo + `
+                   limit $8::int) o) as others,
+         (select count(*)
+            from (select from onceq.waiters w
+                   where w.serves = $2::bigint and w.worker < $1::bigint` + waitsToo + `
+                   limit $8::int) o) as before
+),
+said as materialized (
+  select others, before, case when $11::int > 0 then others >= $11::int when $14::bool then before >= $8::int else false end as dormant from near
+),
+woken as (
   delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
+),
+gone as (
+  delete from onceq.waiters using (select from said where dormant offset 0) s where worker = $1::bigint
+),
+row as (
+  insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond'
+    from said where not dormant
+  on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
-insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
-on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
-returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
-          (select count(*)
-             from (select from onceq.waiters w
-                    where w.serves = $2::bigint and w.worker <> $1::bigint` + waitsToo + `
-                    limit $8::int) o),
-          (select count(*)
-             from (select from onceq.waiters w
-                    where w.serves = $2::bigint and w.worker < $1::bigint` + waitsToo + `
-                    limit $11::int) o)`
+select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said`
 	const name = `
 with new as (
   insert into onceq.waiter_queues (queue, serves)
@@ -202,11 +229,38 @@ select 1`
 		}
 	}
 	l.round++
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, looks.Milliseconds(), l.kinds, firstOnes, l.polls, looking}
-	if err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before); err == nil && !l.named { // the Reaper removes what nobody uses
+	was, stays := l.dormant, 0
+	if was { // as long as so many others wait
+		stays = dormantUntil
+	}
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, stays, l.polls, looking, may}
+	err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before, &l.dormant)
+	if err == nil && !l.named { // the Reaper removes what nobody uses
 		err = setName()
 	}
+	if err == nil && (was || !l.dormant) { // a producer may have found it just before it was dormant
+		err = l.hear(ctx)
+	}
 	return others, before, err
+}
+
+// hear makes the session listen for the run, unless it is dormant.
+func (l *listener) hear(ctx context.Context) error {
+	if l.dormant == l.deaf.Load() {
+		return nil
+	}
+	how := "listen "
+	if l.dormant {
+		how = "unlisten "
+	}
+	used, err := l.db.own.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, how+l.channel)
+		return err
+	})
+	if used && err == nil {
+		l.deaf.Store(l.dormant)
+	}
+	return err
 }
 
 // confirm says that the session listens for this run. prepares is whether the server can prepare transactions.

@@ -258,6 +258,7 @@ func (o *ownConns) listenForAll(ctx context.Context, prepares bool) error {
 			return err
 		}
 		if used {
+			l.deaf.Store(false)
 			l.confirm(prepares)
 		}
 	}

@@ -4890,23 +4890,34 @@ select x.lane,
                  from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w;
 
 -- listen.go: announce.announce
-with woken as (
+with near as materialized (
+  select (select count(*)
+            from (select from onceq.waiters w
+                   where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+                   limit $8::int) o) as others,
+         (select count(*)
+            from (select from onceq.waiters w
+                   where w.serves = $2::bigint and w.worker < $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+                   limit $8::int) o) as before
+),
+said as materialized (
+  select others, before, case when $11::int > 0 then others >= $11::int when $14::bool then before >= $8::int else false end as dormant from near
+),
+woken as (
   delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
+),
+gone as (
+  delete from onceq.waiters using (select from said where dormant offset 0) s where worker = $1::bigint
+),
+row as (
+  insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond'
+    from said where not dormant
+  on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
-insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
-on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
-returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
-          (select count(*)
-             from (select from onceq.waiters w
-                    where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
-                    limit $8::int) o),
-          (select count(*)
-             from (select from onceq.waiters w
-                    where w.serves = $2::bigint and w.worker < $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
-                    limit $11::int) o);
+select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said;
 
 -- listen.go: announce.name
 with new as (
@@ -4915,6 +4926,9 @@ with new as (
   on conflict do nothing
 )
 select 1;
+
+-- listen.go: hear
+listen;
 
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
