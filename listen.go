@@ -148,7 +148,7 @@ const maxBusy = 100
 
 const (
 	manyOthers = 8 // so many that one more does not make jobs start sooner
-	firstOnes  = 2 // so many of those that wait, by their ids, start delayed jobs at their time, where many others wait
+	firstOnes  = 2 // so many of those that wait, the first ones, start delayed jobs at their time, where many others wait
 )
 
 // A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
@@ -169,7 +169,8 @@ func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
 // A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
 // dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
-// many of them come before this one; it stops counting at dormantFrom.
+// many of them come before this one; it stops counting at dormantFrom. The order is one of random numbers, but not that of the ids: those that
+// come first stay awake, and wake chooses among them by ids.
 func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
@@ -181,7 +182,7 @@ with near as materialized (
                    limit $8::int) o) as others,
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker < $1::bigint` + waitsToo + `
+                   where w.serves = $2::bigint and w.worker % 1000003 < $1::bigint % 1000003` + waitsToo + `
                    limit $8::int) o) as before
 ),
 said as materialized (

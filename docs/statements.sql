@@ -4898,7 +4898,7 @@ with near as materialized (
                    limit $8::int) o) as others,
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker < $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                   where w.serves = $2::bigint and w.worker % 1000003 < $1::bigint % 1000003 and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as before
 ),

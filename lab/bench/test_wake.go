@@ -59,7 +59,8 @@ func wake(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 	}
 	var all []time.Duration
 	var gone, quiet float64 // statements more than when idle
-	for i := range s.samples + warmLatencies {
+	warm := warmLatencies * min(n, 10) // each that may be woken has been, before it counts
+	for i := range s.samples + warm {
 		if err := pause(ctx, gap(i)); err != nil {
 			return nil, err
 		}
@@ -102,7 +103,7 @@ func wake(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		if i >= warmLatencies {
+		if i >= warm {
 			all = append(all, at.Sub(committed))
 			gone += float64(after-before-own) - idle*goneAfter.Seconds()
 			quiet += float64(then-before-own) - idle*time.Since(began).Seconds()
