@@ -114,7 +114,7 @@ type listener struct {
 	confirmed atomic.Bool        // notifications are known to arrive
 	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
 	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
-	deaf      atomic.Bool        // the run is dormant, and the session does not listen for it. The claimer's upkeep sets it, and the session when it begins
+	deaf      atomic.Bool        // the session does not listen for the run, because it is dormant. The claimer's upkeep sets it, and the session when it begins
 	leaves    atomic.Bool        // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
@@ -126,7 +126,7 @@ type listener struct {
 	// The claimer's upkeep uses these, and unannounceAll after that.
 	round   int64 // of the row
 	named   bool  // queues are in waiter_queues, or were
-	dormant bool  // as the row is not there then
+	dormant bool  // the run has no row, because enough others wait
 }
 
 func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {

@@ -58,7 +58,7 @@ func wake(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 		return nil, err
 	}
 	var all []time.Duration
-	var gone, quiet float64 // statements more than when idle
+	var gone, quiet float64            // statements more than when idle
 	warm := warmLatencies * min(n, 10) // each that may be woken has been, before it counts
 	for i := range s.samples + warm {
 		if err := pause(ctx, gap(i)); err != nil {
