@@ -25,10 +25,10 @@ type announcement struct {
 	notBefore time.Time        // the row is not written before this time, because that failed
 	notYet    time.Time        // the same, because so many others wait that it can come after the end of a single job that the run was woken for
 	era       int              // how often everything was forgotten
-	dormant   bool             // the run is dormant, and
-	asks      time.Duration    // asks after that time whether it is needed
-	came      bool             // it was dormant before the row was last written
-	awake     time.Time        // it is not dormant again before this time
+	dormant   bool             // the run is dormant
+	asks      time.Duration    // how long it then waits until it asks whether it is needed
+	came      bool             // it was dormant until the row was last written
+	awake     time.Time        // it does not become dormant before this time
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
 	// nothing, and looks at all queues at short intervals instead.
@@ -175,12 +175,13 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		a.looks = looks
 	}
 	era, looks := a.era, c.looksFor()
-	may := len(waiting) == len(c.feeds) && c.listener.polls && !now.Before(a.awake)
+	may := c.listener.polls && !now.Before(a.awake) &&
+		!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && !slices.Contains(waiting, f) })
 	c.send(&c.keeps, func() func() {
 		others, before, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
 		return func() {
 			a.backed, a.many = err == nil && others > 0, err == nil && others >= manyOthers
-			c.becomesDormant()
+			c.takeDormant()
 			c.leave(a.dormant || a.many && before >= firstOnes && c.w.poll == 0)
 			c.announced(waiting, heard, era, err)
 		}
@@ -188,8 +189,8 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	return true
 }
 
-// becomesDormant takes whether the run is dormant since an announcement, or ceases to be.
-func (c *claimer) becomesDormant() {
+// takeDormant takes whether the run is dormant after an announcement.
+func (c *claimer) takeDormant() {
 	a := &c.announcement
 	was := a.dormant
 	a.dormant = c.listener.dormant
@@ -262,7 +263,7 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 			}
 			f.follows = !a.backed || a.came || !f.more.IsZero()
 			switch {
-			case !a.backed || a.came: // otherwise there was always somebody to wake
+			case !a.backed || a.came: // otherwise there was always somebody to wake; and it came because there are jobs
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 				c.lookSoon(f, now.Add(lookEnough))
@@ -273,9 +274,6 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 			c.lookForLeft(f, now)
 			f.more = time.Time{}
 		}
-	}
-	if a.came { // it may have been woken before the session listened
-		a.wanted = true
 	}
 	c.setWaits()
 }

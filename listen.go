@@ -20,8 +20,8 @@ import (
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
 // next poll.
 //
-// A worker that waits has one row in waiters, whatever the number of its queues, unless very many wait already (dormantFrom). The row names those that are busy. It
-// writes that row only after a notification of its own has arrived, so behind a pooler that drops them nobody sends any.
+// A worker that waits has one row in waiters, whatever the number of its queues, unless enough others wait already (dormantFrom).
+// The row names the queues that are busy. It writes that row only after a notification of its own has arrived, so behind a pooler that drops them nobody sends any.
 // Enqueue wakes one worker that waits, and a call with many jobs as many as have room for them: it notifies the worker's own
 // channel and inserts a row into wakes, both with the caller's commit. From then on no other job of that queue wakes that
 // worker, until it has announced itself anew. So a burst spreads over the idle workers, and one that is dead or frozen is
@@ -114,7 +114,7 @@ type listener struct {
 	confirmed atomic.Bool        // notifications are known to arrive
 	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
 	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
-	deaf      atomic.Bool        // the session does not listen for the run, because it is dormant. The claimer's upkeep sets it, and the session when it begins
+	deaf      atomic.Bool        // the session does not listen for the run, because it is dormant. Who has the session sets it
 	leaves    atomic.Bool        // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
@@ -169,10 +169,10 @@ func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
 // A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
 // dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
-// many of them come before this one; it stops counting at dormantFrom. The order is one of random numbers, but not that of the ids: those that
-// come first stay awake, and wake chooses among them by ids.
+// many of them come before this one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
+// order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among them by ids.
 func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
-	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+	const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy <@ $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
 with near as materialized (
@@ -197,7 +197,7 @@ gone as (
 row as (
   insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
   select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond'
-    from said where not dormant
+    from said where not dormant and $11::int = 0
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
 select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said`
@@ -230,23 +230,27 @@ select 1`
 		}
 	}
 	l.round++
-	was, stays := l.dormant, 0
-	if was { // as long as so many others wait
-		stays = dormantUntil
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
+	send := func() error { return l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before, &l.dormant) }
+	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
+		args[10] = dormantUntil
+		if err = send(); err == nil {
+			err = l.listens(ctx)
+		}
+		if err != nil || l.dormant {
+			return others, before, err
+		}
+		args[10], args[13] = 0, false
 	}
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, stays, l.polls, looking, may}
-	err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before, &l.dormant)
-	if err == nil && !l.named { // the Reaper removes what nobody uses
+	if err = send(); err == nil && !l.named { // the Reaper removes what nobody uses
 		err = setName()
-	}
-	if err == nil && (was || !l.dormant) { // a producer may have found it just before it was dormant
-		err = l.hear(ctx)
 	}
 	return others, before, err
 }
 
-// hear makes the session listen for the run, unless it is dormant.
-func (l *listener) hear(ctx context.Context) error {
+// listens makes the session listen for a run that is not dormant any longer, and not listen for one that still is: just before it became
+// dormant a producer may have found it. Where the session is not free the run remains dormant.
+func (l *listener) listens(ctx context.Context) error {
 	if l.dormant == l.deaf.Load() {
 		return nil
 	}
@@ -254,13 +258,14 @@ func (l *listener) hear(ctx context.Context) error {
 	if l.dormant {
 		how = "unlisten "
 	}
-	used, err := l.db.own.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
+	used, err := l.db.own.session.use(ctx, claimPatience, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, how+l.channel)
+		if err == nil {
+			l.deaf.Store(l.dormant)
+		}
 		return err
 	})
-	if used && err == nil {
-		l.deaf.Store(l.dormant)
-	}
+	l.dormant = l.dormant || !used || err != nil
 	return err
 }
 

@@ -252,13 +252,15 @@ func (o *ownConns) listenForAll(ctx context.Context, prepares bool) error {
 		}
 		used, err := o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "listen "+l.channel)
+			if err == nil {
+				l.deaf.Store(false)
+			}
 			return err
 		})
 		if err != nil {
 			return err
 		}
 		if used {
-			l.deaf.Store(false)
 			l.confirm(prepares)
 		}
 	}

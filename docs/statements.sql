@@ -4893,12 +4893,12 @@ select x.lane,
 with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                   where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy <@ $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as others,
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker % 1000003 < $1::bigint % 1000003 and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                   where w.serves = $2::bigint and w.worker % 1000003 < $1::bigint % 1000003 and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy <@ $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as before
 ),
@@ -4914,7 +4914,7 @@ gone as (
 row as (
   insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
   select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond'
-    from said where not dormant
+    from said where not dormant and $11::int = 0
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
 select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said;
@@ -4927,7 +4927,7 @@ with new as (
 )
 select 1;
 
--- listen.go: hear
+-- listen.go: listens
 listen;
 
 -- listen.go: unannounceAll.unannounce

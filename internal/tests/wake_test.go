@@ -156,6 +156,33 @@ func TestWake_MostOfVeryManyAreDormant(t *testing.T) {
 	eventually(t, "those that are left wait", func() bool { return len(waiting()) == 2 && listening() == 2 })
 }
 
+// Nobody becomes dormant because of others that have room for fewer jobs. A queue that is paused makes no difference: all know that it is.
+func TestWake_WhoBecomesDormant(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	waiting := func(more string) int {
+		return sqlOne[int](t, db, `select count(*) from onceq.waiters where idle_until > statement_timestamp()`+more)
+	}
+	worker := func(slots int) {
+		queues := map[string]onceq.QueueConfig{"default": {Concurrency: slots}, "b": {Concurrency: slots}}
+		start(t, db, onceq.WorkerConfig{Also: []string{"b"}, Queues: queues}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	}
+	const small = 14
+	for range small {
+		worker(1)
+	}
+	eventually(t, "few that wait", func() bool { return waiting(``) == awake })
+	worker(100)
+	few := func() bool { return waiting(` and room = 100`) == 1 && (waiting(``) == awake || waiting(``) == awake+1) }
+	eventually(t, "few that wait, and one with more room", few)
+	require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "b", ""))
+	eventually(t, "all know of the pause", func() bool { return waiting(` and busy = '{b}'`) == waiting(``) })
+	for range 10 { // for longer than dormant workers wait until they ask
+		time.Sleep(400 * time.Millisecond)
+		require.True(t, few())
+	}
+}
+
 // Where many wait, they look less often, and a delayed job that becomes due is claimed by few of them, also if the few that come
 // first are dead.
 func TestWake_FewClaimADelayedJob(t *testing.T) {
