@@ -173,7 +173,9 @@ func TestWake_WhoBecomesDormant(t *testing.T) {
 	}
 	eventually(t, "few that wait", func() bool { return waiting(``) == awake })
 	worker(100)
-	few := func() bool { return waiting(` and room = 100`) == 1 && (waiting(``) == awake || waiting(``) == awake+1) }
+	few := func() bool {
+		return waiting(` and room = 100`) == 1 && (waiting(``) == awake || waiting(``) == awake+1)
+	}
 	eventually(t, "few that wait, and one with more room", few)
 	require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "b", ""))
 	eventually(t, "all know of the pause", func() bool { return waiting(` and busy = '{b}'`) == waiting(``) })
