@@ -128,7 +128,11 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	var heard []int
 	var full, busy, looking []string
 	var looks time.Duration
+	unpaused := 0
 	for _, f := range c.feeds {
+		if !f.paused {
+			unpaused++
+		}
 		if !f.more.IsZero() && !f.paused {
 			looks = max(looks, looksBriefly)
 			if now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor {
@@ -175,8 +179,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		a.looks = looks
 	}
 	era, looks := a.era, c.looksFor()
-	may := c.listener.polls && !now.Before(a.awake) &&
-		!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && !slices.Contains(waiting, f) })
+	may := c.listener.polls && !now.Before(a.awake) && len(waiting) == unpaused
 	c.send(&c.keeps, func() func() {
 		others, before, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
 		return func() {
