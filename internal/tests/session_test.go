@@ -262,7 +262,7 @@ func TestSession_ABlockedStatementHoldsUpNobodyElse(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, add(t, db, onceq.Job{}), receive(t, ran))
 	const blocked = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%near as materialized%')` // the server shows the first kilobyte
-	until(t, db, blocked) // the next announcement
+	until(t, db, blocked)                                                                                                                                           // the next announcement
 	id := add(t, db, onceq.Job{})
 	require.Equal(t, id, receive(t, ran))
 	require.True(t, sqlOne[bool](t, db, `select `+blocked))
