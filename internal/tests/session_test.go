@@ -261,8 +261,9 @@ func TestSession_ABlockedStatementHoldsUpNobodyElse(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `lock table waiters in share mode`)
 	require.NoError(t, err)
 	require.Equal(t, add(t, db, onceq.Job{}), receive(t, ran))
-	const blocked = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%near as materialized%')` // the server shows the first kilobyte
-	until(t, db, blocked)                                                                                                                                           // the next announcement
+	// The next announcement, of which the server shows the first kilobyte.
+	const blocked = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%near as materialized%')`
+	until(t, db, blocked)
 	id := add(t, db, onceq.Job{})
 	require.Equal(t, id, receive(t, ran))
 	require.True(t, sqlOne[bool](t, db, `select `+blocked))
