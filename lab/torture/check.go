@@ -359,7 +359,7 @@ func (v *verdict) checkOps(h *history, byOp map[string]map[string]int64, byKey m
 		for _, a := range o.Answers {
 			if !a.Duplicate {
 				if idOf(happened[a.Work]) != a.ID {
-					v.violation(vLost, "operation %s: job %d (%s) was acknowledged and never accepted", name, a.ID, a.Work)
+					v.violation(vLost, "operation %s (%s): job %d (%s) was acknowledged and never accepted; the operation accepted %v, its key has %v", name, o.How, a.ID, a.Work, happened, byKey[a.Work])
 				}
 				continue
 			}
