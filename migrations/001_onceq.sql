@@ -52,7 +52,8 @@
 --                never changed or deleted.
 --   v_jobs, v_queues, v_effects, v_keys, v_workers, v_pauses, v_schedules, v_actions, v_counts   Views for people; at the end.
 --   waiters      One row for each worker that has ever been idle. Workers write it when they begin and cease to wait, and
---                delete it when they end, or where very many wait already. Enqueue reads it to choose whom to wake. The Reaper deletes the rows of a killed worker.
+--                delete it when they end, or where enough others wait. Enqueue reads it to choose whom to wake. The Reaper deletes
+--                the rows of a killed worker.
 --   waiter_queues  One row for each queue of each set of queues that workers serve, so that a worker announces itself with
 --                one row. Workers insert it; the Reaper deletes the sets that nobody serves any more.
 --   wakes        One row for each time that a worker was woken for a queue. Enqueue inserts it, beside the notification, and the

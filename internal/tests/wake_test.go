@@ -84,12 +84,20 @@ func TestWake_MostOfVeryManyAreDormant(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	listens := make(map[string]bool)
-	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+	var early []string // were announced before their sessions listened
+	var db *queuetest.DB
+	db = queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
-			if how, channel, ok := strings.Cut(sql, " onceq_"); ok && strings.HasSuffix(how, "listen") {
-				mu.Lock()
-				listens[channel] = how == "listen"
-				mu.Unlock()
+			how, channel, ok := strings.Cut(sql, " onceq_")
+			if !ok || !strings.HasSuffix(how, "listen") {
+				return
+			}
+			var announced bool
+			err := db.Pool.QueryRow(context.Background(), `select exists (select from onceq.waiters where worker::text = $1)`, channel).Scan(&announced)
+			mu.Lock()
+			defer mu.Unlock()
+			if listens[channel] = how == "listen"; listens[channel] && (announced || err != nil) {
+				early = append(early, fmt.Sprint(channel, err))
 			}
 		}}
 	}))
@@ -145,7 +153,12 @@ func TestWake_MostOfVeryManyAreDormant(t *testing.T) {
 	holds.Store(false)
 	release()
 	until(t, db, noJobs)
-	eventually(t, "more that wait: there may be another burst", func() bool { return len(waiting()) > awake && listening() >= len(waiting()) })
+	eventually(t, "more that wait", func() bool { return len(waiting()) > awake && listening() >= len(waiting()) })
+	now := sqlOne[time.Time](t, db, `select statement_timestamp()`)
+	eventually(t, "that they announce themselves anew", func() bool { // they are awake for a minute, and do so after 20 s
+		return sqlOne[bool](t, db, `select bool_and(idle_until > $1::timestamptz + interval '60 seconds') from onceq.waiters`, now)
+	})
+	require.Greater(t, len(waiting()), awake, "there may be another burst")
 
 	t.Log("most have ended")
 	for _, w := range all[:workers-2] {
@@ -154,6 +167,9 @@ func TestWake_MostOfVeryManyAreDormant(t *testing.T) {
 	add(t, db, onceq.Job{})
 	until(t, db, noJobs)
 	eventually(t, "those that are left wait", func() bool { return len(waiting()) == 2 && listening() == 2 })
+	mu.Lock()
+	defer mu.Unlock()
+	require.Empty(t, early)
 }
 
 // Nobody becomes dormant because of others that have room for fewer jobs. A queue that is paused makes no difference: all know that it is.
