@@ -550,8 +550,9 @@ select id, run_at > statement_timestamp(),
 // refers. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their bytes, so that
 // two callers with the same keys do not deadlock.
 //
-// The statements return all ids, whether each header is delayed, how many workers wait for them, and the ids of the
-// accepted jobs that have a key (insertManyGeneral: of all accepted jobs).
+// The statements return all ids in the order in which they were drawn, whether each header is delayed, how many workers wait for
+// them, and the ids of the accepted jobs that have a key (insertManyGeneral: of all accepted jobs). The ids are not sorted: while
+// somebody sets the sequence back, they do not grow, and sorted ones would name the wrong jobs.
 //
 // In most calls the jobs have all of this in common. The first two statements are for such calls: the columns of the one
 // header are evaluated once instead of being joined to each job.
@@ -579,7 +580,7 @@ job as (
     from input i
    where true
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
@@ -617,7 +618,7 @@ job as (
     from input i
    where (select scope from header) = '' or i.id in (select job_id from fence)
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
@@ -749,7 +750,7 @@ job as (
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted)
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select h.queue, count(*) as jobs

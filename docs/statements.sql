@@ -1919,7 +1919,7 @@ job as (
     from input i
    where (select scope from header) = '' or i.id in (select job_id from fence)
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
@@ -1997,7 +1997,7 @@ job as (
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted)
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select h.queue, count(*) as jobs
@@ -2068,7 +2068,7 @@ job as (
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted)
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select h.queue, count(*) as jobs
@@ -2105,7 +2105,7 @@ job as (
     from input i
    where true
 )
-select (select array_agg(id order by id) from input),
+select (select array_agg(id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
        (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h

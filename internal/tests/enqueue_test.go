@@ -1460,6 +1460,50 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AnIDInUseIsANamedError(t *testing.T)
 	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
 }
 
+// Somebody sets the sequence back between two ids of one statement, as a sequence that begins again does here. Each job has the id
+// that its caller is told.
+func TestTrap_EnqueueManyWhileTheSequenceIsSetBack_EachJobHasTheIDThatItsCallerIsTold(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]func(i int) onceq.Job{
+		"plain": func(i int) onceq.Job { return onceq.Job{Kind: "k"} },
+		"keyed": func(i int) onceq.Job { return onceq.Job{Kind: "k", Key: fmt.Sprint(i)} },
+		"mixed": func(i int) onceq.Job { return onceq.Job{Kind: fmt.Sprint("k", i), Key: strings.Repeat("a", i%2)} },
+		"lanes": func(i int) onceq.Job { return onceq.Job{Kind: "k", Lane: fmt.Sprint(i)} },
+		"taken": func(i int) onceq.Job {
+			return onceq.Job{Kind: "k", Key: fmt.Sprint("free", i), Window: onceq.UntilFinished}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := enqNew(t)
+			owner := owner(t, db)
+			if name == "taken" { // and free again, by a second statement
+				for i := range 4 {
+					enqOne(t, db, db.Pool, of(i))
+					enqFinish(t, db, nil)
+				}
+			}
+			enqExec(t, owner, `alter sequence ids minvalue 1000 maxvalue 1009 start 1000 restart 1008 cycle`)
+			jobs := make([]onceq.Job, 4)
+			for i := range jobs {
+				jobs[i] = of(i)
+				jobs[i].Payload = i
+			}
+			results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+			require.NoError(t, err)
+			fell := false
+			for i, r := range results {
+				require.False(t, r.Duplicate)
+				require.Equal(t, i, enqGet[int](t, owner, `
+					select payload::int from (select id, payload from jobs union all select id, payload from job_waits) j where id = $1`, r.ID))
+				fell = fell || i > 0 && r.ID < results[i-1].ID
+			}
+			require.True(t, fell, "the sequence was not set back between two ids")
+			enqExec(t, owner, `alter sequence ids no minvalue no maxvalue no cycle; select setval('ids', 2000)`)
+		})
+	}
+}
+
 // The patterns of docs/patterns.md that concern enqueueing, written as a user of the library writes them. See
 // patterns_test.go.
 
