@@ -15,19 +15,22 @@ import (
 )
 
 const (
-	promoteChunk  = 200                    // calls of one slot that one statement takes
-	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
-	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
-	promoteLate   = 30 * time.Second       // the same where such a look takes long
-	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago
-	promoteBusy   = 20 * time.Millisecond  // shortest pause while the worker does not wait, so that Enqueue does not wake it, and
-	promoteShare  = 50                     // so many times as long as asking for calls takes
-	promoteFull   = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
-	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
-	promoteOldMax = 500 * time.Millisecond // no longer
-	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
-	promoteMet    = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
-	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
+	promoteChunk   = 200                    // calls of one slot that one statement takes
+	promoteMargin  = 10 * time.Second       // calls may become visible that much later than they were due
+	promoteBrief   = 250 * time.Millisecond // the same for a look that may not go back further yet. Most calls are visible soon
+	promoteBack    = 10                     // rest between two looks that go back by promoteMargin, while calls come all the time: so many times as long as it took, and
+	promoteBackMax = time.Second            // no longer
+	promoteRescan  = 2 * time.Second        // how often all calls are looked for, also those that come later still
+	promoteLate    = 30 * time.Second       // the same where such a look takes long
+	promoteRest    = 20 * time.Millisecond  // longest pause while there was work a moment ago
+	promoteBusy    = 20 * time.Millisecond  // shortest pause while the worker does not wait, so that Enqueue does not wake it, and
+	promoteShare   = 50                     // so many times as long as asking for calls takes
+	promoteFull    = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
+	promoteOld     = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
+	promoteOldMax  = 500 * time.Millisecond // no longer
+	promoteIdle    = time.Minute            // how often a worker looks none of whose kinds has lanes
+	promoteMet     = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
+	promoteAgain   = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
 
 	sqlPromoteSoon = `20000`   // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
 	sqlPromoteFull = `2000000` // the longest until that, if nobody claims the jobs
@@ -57,6 +60,8 @@ type promoter struct {
 	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
 	old    bool             // the next look is for those
 	took   time.Duration    // its latest look
+	back   pass             // the latest look that went back by promoteMargin
+	came   bool             // the latest look found calls
 	rescan time.Time        // when it looks for all calls again
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
@@ -145,6 +150,7 @@ type promoted struct {
 	busy     bool          // another promoter is at work on some of the calls
 	next     time.Duration // until the next call is due; 0: there is none
 	more     bool          // there may be calls that were due long ago
+	brief    bool          // it found none, and did not go back by promoteMargin
 	families bool          // a whole family of lanes has to be looked at
 	cancel   []int64       // jobs that are to be cancelled, because another one that they wait for is dead
 }
@@ -218,7 +224,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || did.more || time.Since(p.found) < 2*promoteRest:
+	case did.busy || did.more || did.brief || time.Since(p.found) < 2*promoteRest:
 		wake := p.wake
 		if did.calls > 0 {
 			wake = nil
@@ -472,6 +478,9 @@ select (select count(*) from call), (select count(*) from ours), (select array_a
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
 // that were called more than promoteMargin ago.
+//
+// A look steps over the calls that were handled since the time from which it looks, where vacuum has not come by. That is much while
+// calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	defer p.settle(ctx)
 	if err := p.awaitRefused(ctx); err != nil {
@@ -480,12 +489,16 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
-	from := p.onward
+	from, brief := p.onward, false
 	switch {
 	case full:
 		from = time.Time{}
 	case !old:
-		from = p.looked.Add(-promoteMargin)
+		if brief = p.isBrief(began); brief {
+			from = p.looked.Add(-promoteBrief)
+		} else {
+			from = p.looked.Add(-promoteMargin)
+		}
 	}
 	all := some{slot: anySlot, n: promoteChunk}
 	did, now, left, err := p.look(ctx, from, full, &all)
@@ -498,6 +511,10 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	if p.took = time.Since(began); full || !old {
 		p.looked = now
 	}
+	if !old && !brief && !did.busy { // another promoter may not look back as far
+		p.back = pass{ended: time.Now(), took: p.took}
+	}
+	p.came, did.brief = did.calls > 0, brief && did.calls == 0
 	if old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
 		p.onward = left
 	}
@@ -518,6 +535,12 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	n, err := p.q.forgetMissing(ctx, p.db)
 	did.calls += n
 	return did, err
+}
+
+// isBrief reports whether a look that begins now goes back by promoteBrief alone. One that found no calls is followed by one that
+// goes back by promoteMargin.
+func (p *promoter) isBrief(began time.Time) bool {
+	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, promoteBackMax)
 }
 
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.

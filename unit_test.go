@@ -325,6 +325,24 @@ func TestPromoter_WaitsForTheCallThatItKnowsOf(t *testing.T) {
 	require.True(t, p.hears(t.Context(), 10*time.Minute))
 }
 
+// While calls come, looks are brief for ten times as long as one took that was not, and never longer than a second.
+func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	p := &promoter{}
+	require.False(t, p.isBrief(now))
+	p.came = true
+	require.False(t, p.isBrief(now), "it has not gone back by the margin")
+	p.back = pass{ended: now, took: 20 * time.Millisecond}
+	require.True(t, p.isBrief(now.Add(199*time.Millisecond)))
+	require.False(t, p.isBrief(now.Add(200*time.Millisecond)))
+	p.back.took = time.Minute
+	require.True(t, p.isBrief(now.Add(999*time.Millisecond)))
+	require.False(t, p.isBrief(now.Add(time.Second)))
+	p.came = false
+	require.False(t, p.isBrief(now), "the latest look found no calls")
+}
+
 // One write of the announcement that waited for the disk does not keep the next one for longer.
 func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()
