@@ -218,6 +218,28 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 	b.extend([]*task{{lease: l}})
 }
 
+// Promoter is one without a worker, which looks for all calls at its first look alone.
+type Promoter struct{ p *promoter }
+
+func (q *Queue) NewPromoter() Promoter {
+	return Promoter{&promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}}
+}
+
+// Look looks once and returns how many calls it found. brief says that the look may be brief.
+func (p Promoter) Look(ctx context.Context, brief bool) (calls int, err error) {
+	p.p.back = pass{}
+	if brief {
+		p.p.back.ended = time.Now().Add(time.Hour)
+	}
+	did, err := p.p.promote(ctx)
+	p.p.rescan = time.Now().Add(time.Hour)
+	return did.calls, err
+}
+
+// Came says that the latest look found calls, and BeBehind that old ones are left from then on, which are next.
+func (p Promoter) Came()                    { p.p.came = true }
+func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true }
+
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
 func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
 	if q.citus.Load() != citusYes {

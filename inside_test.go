@@ -1470,6 +1470,56 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 	require.Less(t, read, 20.0)
 }
 
+// A call becomes visible late, because its transaction was open for long, while other calls come all the time. Brief looks do not see it,
+// and the next look that is not brief does, however long ago the one before was.
+func TestPromoter_FindsCallsThatComeLateWhileOthersComeAllTheTime(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	p := db.Queue.NewPromoter()
+	call := func(ago time.Duration) {
+		_, err := db.Pool.Exec(t.Context(), `
+			insert into onceq.lane_calls (slot, due, lane) values (3, statement_timestamp() - $1::bigint * interval '1 microsecond', 'nobody')`, ago.Microseconds())
+		require.NoError(t, err)
+	}
+	look := func(brief bool, calls int) {
+		t.Helper()
+		n, err := p.Look(t.Context(), brief)
+		require.NoError(t, err)
+		require.Equal(t, calls, n)
+	}
+	for n := 1; n > 0; { // a new schema's first look is for all lanes
+		var err error
+		n, err = p.Look(t.Context(), false)
+		require.NoError(t, err)
+	}
+	busy := func() { // others come
+		p.Came()
+		call(0)
+		look(true, 1)
+	}
+	busy()
+	call(5 * time.Second)
+	busy()
+	look(true, 0)
+	look(true, 1) // it was brief only if the one before found calls
+
+	busy()
+	call(5 * time.Second)
+	look(true, 0)
+	p.BeBehind(time.Now().Add(-time.Second)) // a look for old calls comes in between, and finds one
+	call(500 * time.Millisecond)
+	look(true, 1)
+	look(true, 1)
+
+	look(false, 0)
+	for range 8 { // for two seconds
+		busy()
+		time.Sleep(250 * time.Millisecond)
+	}
+	call(11 * time.Second)
+	look(false, 1)
+}
+
 // A look at a whole family, or at all lanes, is done in pages, and goes on where somebody else has left it. It waits for no promoter,
 // and none waits for it: one look for each of 200,000 lanes held all of them for seconds.
 func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {

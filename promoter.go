@@ -57,11 +57,13 @@ type promoter struct {
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
+	wide   time.Time        // the same of looks that were not brief; a little earlier if one met another promoter
 	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
 	old    bool             // the next look is for those
 	took   time.Duration    // its latest look
-	back   pass             // the latest look that went back by promoteMargin
-	came   bool             // the latest look found calls
+	back   pass             // the latest look for calls of late that was not brief
+	came   bool             // the latest look for all calls, or for those of late, found some
+	owes   bool             // it found none and was brief: one that is not comes soon
 	rescan time.Time        // when it looks for all calls again
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
@@ -150,7 +152,6 @@ type promoted struct {
 	busy     bool          // another promoter is at work on some of the calls
 	next     time.Duration // until the next call is due; 0: there is none
 	more     bool          // there may be calls that were due long ago
-	brief    bool          // it found none, and did not go back by promoteMargin
 	families bool          // a whole family of lanes has to be looked at
 	cancel   []int64       // jobs that are to be cancelled, because another one that they wait for is dead
 }
@@ -224,7 +225,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || did.more || did.brief || time.Since(p.found) < 2*promoteRest:
+	case did.busy || did.more || p.owes || time.Since(p.found) < 2*promoteRest:
 		wake := p.wake
 		if did.calls > 0 {
 			wake = nil
@@ -308,7 +309,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		p.returned, latest, p.full = returned, began, min(max(promoteBusy, 2*p.full), promoteFull)
 		var due bool
-		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.looked.Add(-promoteMargin)}, &due); err != nil || due {
+		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
@@ -489,16 +490,15 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
-	from, brief := p.onward, false
+	brief := !old && p.isBrief(began)
+	from := p.onward
 	switch {
 	case full:
 		from = time.Time{}
+	case brief:
+		from = p.looked.Add(-promoteBrief)
 	case !old:
-		if brief = p.isBrief(began); brief {
-			from = p.looked.Add(-promoteBrief)
-		} else {
-			from = p.looked.Add(-promoteMargin)
-		}
+		from = p.wide.Add(-promoteMargin)
 	}
 	all := some{slot: anySlot, n: promoteChunk}
 	did, now, left, err := p.look(ctx, from, full, &all)
@@ -509,12 +509,18 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		return did, err
 	}
 	if p.took = time.Since(began); full || !old {
-		p.looked = now
+		p.looked, p.came, p.owes = now, did.calls > 0, brief && did.calls == 0
+		switch {
+		case brief:
+		case !did.busy:
+			p.wide = now
+		case p.wide.Before(now.Add(-promoteMargin)): // the other promoter may not look back as far
+			p.wide = now.Add(-promoteMargin)
+		}
 	}
-	if !old && !brief && !did.busy { // another promoter may not look back as far
+	if !old && !brief {
 		p.back = pass{ended: time.Now(), took: p.took}
 	}
-	p.came, did.brief = did.calls > 0, brief && did.calls == 0
 	if old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
 		p.onward = left
 	}
@@ -537,8 +543,8 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	return did, err
 }
 
-// isBrief reports whether a look that begins now goes back by promoteBrief alone. One that found no calls is followed by one that
-// goes back by promoteMargin.
+// isBrief reports whether a look for calls of late that begins now goes back by promoteBrief alone. One that found no calls is followed
+// by one that goes back by promoteMargin.
 func (p *promoter) isBrief(began time.Time) bool {
 	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, promoteBackMax)
 }
