@@ -36,7 +36,7 @@ pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_
 # Nobody is notified there. Tests look at the locks, sessions, statistics and plans
 # of the server that they are connected to, which is the coordinator. A test's own SQL has a trigger, a function for the time, a sequence
 # beside a table, or in an update a function that is not immutable. Roles and settings are those of one server, and nodes are not
-# stopped and started. Unit tests say nothing about a server.
+# stopped and started. A test's own handle is in no transaction and has no BeginTx, which Enqueue refuses there. Unit tests say nothing about a server.
 
 packages='. ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'
 
