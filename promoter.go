@@ -57,7 +57,7 @@ type promoter struct {
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
-	wide   time.Time        // the same of looks that were not brief; a little earlier if one met another promoter
+	wide   time.Time        // the same of looks that were not brief; earlier, by promoteMargin at most, if one met another promoter
 	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
 	old    bool             // the next look is for those
 	took   time.Duration    // its latest look

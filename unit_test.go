@@ -343,6 +343,21 @@ func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
 	require.False(t, p.isBrief(now), "the latest look found no calls")
 }
 
+// A brief look that found no calls is soon followed by one that is not brief, however long ago calls were found.
+func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
+	t.Parallel()
+	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1), laned: true}
+	p.listener.confirmed.Store(true)
+	p.listener.waits.Store(true)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.rest(ended, promoted{})
+	require.Zero(t, p.pause, "it rests for long")
+	p.owes = true
+	p.rest(ended, promoted{})
+	require.NotZero(t, p.pause, "it rests for long")
+}
+
 // One write of the announcement that waited for the disk does not keep the next one for longer.
 func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()

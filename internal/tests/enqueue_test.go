@@ -992,6 +992,41 @@ func TestTrap_EnqueueTriesAgainWhenTheKeyIsPrunedBetweenInsertAndRead(t *testing
 	require.False(t, rs[1].Duplicate)
 }
 
+// enqBefore is a transaction that calls a function before the first statement that contains a text.
+type enqBefore struct {
+	pgx.Tx
+	text string
+	do   func()
+}
+
+func (b *enqBefore) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if b.do != nil && strings.Contains(sql, b.text) {
+		b.do()
+		b.do = nil
+	}
+	return b.Tx.Query(ctx, sql, args...)
+}
+
+// The same in a transaction, however many statements it takes until the key is read.
+func TestTrap_EnqueueTriesAgainInATransactionWhenTheKeyIsPruned(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "k", Key: "a"}
+	last := enqOne(t, db, db.Pool, job)
+	for _, jobs := range [][]onceq.Job{{job}, {{Kind: "k"}, job}} {
+		enqFinish(t, db, nil)
+		in := &enqBefore{enqBegin(t, db, pgx.ReadCommitted), "as u(scope, key, n)", func() { enqExec(t, db.Pool, `delete from onceq.job_fences`) }}
+		rs, err := db.Queue.EnqueueMany(t.Context(), in, jobs)
+		require.NoError(t, err)
+		require.Nil(t, in.do, "the key was not read")
+		require.NoError(t, in.Commit(t.Context()))
+		r := rs[len(jobs)-1]
+		require.False(t, r.Duplicate)
+		require.Greater(t, r.ID, last.ID)
+		last = r
+	}
+}
+
 func TestTrap_EnqueueGivesUpWhenRowSecurityHidesTheKey(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
