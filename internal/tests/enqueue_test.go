@@ -992,22 +992,7 @@ func TestTrap_EnqueueTriesAgainWhenTheKeyIsPrunedBetweenInsertAndRead(t *testing
 	require.False(t, rs[1].Duplicate)
 }
 
-// enqBefore is a transaction that calls a function before the first statement that contains a text.
-type enqBefore struct {
-	pgx.Tx
-	text string
-	do   func()
-}
-
-func (b *enqBefore) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if b.do != nil && strings.Contains(sql, b.text) {
-		b.do()
-		b.do = nil
-	}
-	return b.Tx.Query(ctx, sql, args...)
-}
-
-// The same in a transaction, however many statements it takes until the key is read.
+// The same in a transaction of EnqueueMany's own, however many statements it takes until the key is read.
 func TestTrap_EnqueueTriesAgainInATransactionWhenTheKeyIsPruned(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1015,12 +1000,14 @@ func TestTrap_EnqueueTriesAgainInATransactionWhenTheKeyIsPruned(t *testing.T) {
 	last := enqOne(t, db, db.Pool, job)
 	for _, jobs := range [][]onceq.Job{{job}, {{Kind: "k"}, job}} {
 		enqFinish(t, db, nil)
-		in := &enqBefore{enqBegin(t, db, pgx.ReadCommitted), "as u(scope, key, n)", func() { enqExec(t, db.Pool, `delete from onceq.job_fences`) }}
-		rs, err := db.Queue.EnqueueMany(t.Context(), in, jobs)
+		gated := gatedPool{db.Pool, "as u(scope, key, n)", make(chan struct{}), make(chan struct{}), new(atomic.Bool)}
+		many := background(func() ([]onceq.Result, error) { return db.Queue.EnqueueMany(t.Context(), gated, jobs) })
+		receive(t, gated.comes)
+		enqExec(t, db.Pool, `delete from onceq.job_fences`)
+		close(gated.goes)
+		results, err := many()
 		require.NoError(t, err)
-		require.Nil(t, in.do, "the key was not read")
-		require.NoError(t, in.Commit(t.Context()))
-		r := rs[len(jobs)-1]
+		r := results[len(jobs)-1]
 		require.False(t, r.Duplicate)
 		require.Greater(t, r.ID, last.ID)
 		last = r
