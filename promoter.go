@@ -449,7 +449,7 @@ var (
 // With a null for $7 none is.
 var promoteCalls = `
 with ` + callsOf(`string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]`) + `,
-` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+`)`) + `,
+` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+` order by lane)`) + `,
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
   select ` + paidRows + `

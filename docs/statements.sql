@@ -251,7 +251,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane
+    from gone where lane is not null group by lane order by lane -- the indexes' order
 ),
 head as materialized (
   select w.id
@@ -273,11 +273,11 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.place from head h cross join lateral (
+         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
   returning w.*
 ),
 job as (
@@ -298,6 +298,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
+   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
    group by lane having sum(n) > 0
 )
 select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -2561,7 +2562,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane
+    from gone where lane is not null group by lane order by lane -- the indexes' order
 ),
 head as materialized (
   select w.id
@@ -2583,11 +2584,11 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.place from head h cross join lateral (
+         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
   returning w.*
 ),
 job as (
@@ -2606,6 +2607,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
+   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
    group by lane having sum(n) > 0
 )
 select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
@@ -2842,7 +2844,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane
+    from gone where lane is not null group by lane order by lane -- the indexes' order
 ),
 head as materialized (
   select w.id
@@ -2864,11 +2866,11 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.place from head h cross join lateral (
+         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
   returning w.*
 ),
 job as (
@@ -2889,6 +2891,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
+   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
    group by lane having sum(n) > 0
 )
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -3123,7 +3126,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane
+    from gone where lane is not null group by lane order by lane -- the indexes' order
 ),
 head as materialized (
   select w.id
@@ -3145,11 +3148,11 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.place from head h cross join lateral (
+         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
   returning w.*
 ),
 job as (
@@ -3170,6 +3173,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
+   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
    group by lane having sum(n) > 0
 )
 select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -5294,7 +5298,7 @@ heard as (
 ),
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from call where not starts_with(lane, E'\x1f')) l
+    from (select distinct lane from call where not starts_with(lane, E'\x1f') order by lane) l
    cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
    cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
@@ -6455,11 +6459,11 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.place from head h cross join lateral (
+         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
   returning w.*, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) as next
 ),
 job as (
@@ -6515,11 +6519,11 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.place from head h cross join lateral (
+         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
   returning w.*, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) as next
 ),
 job as (

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -394,6 +395,61 @@ func TestReplace_MeetsTheEndOfTheJobBefore(t *testing.T) {
 			require.NoError(t, l.Complete(ctx, nil))
 		}
 		require.NoError(t, db.Check())
+	}
+}
+
+// A job is replaced while the end of the one before it waits for a lock: after that one's snapshot, and before it takes the next one out of
+// its line. The one that starts then has what was written last, at the time that was written last, and no line stands still.
+func TestReplace_WhileTheEndOfTheJobBeforeWaits(t *testing.T) {
+	t.Parallel()
+	ends := map[string]func(*onceq.Lease) error{
+		"complete": func(l *onceq.Lease) error { return l.Complete(t.Context(), nil) },
+		"die":      func(l *onceq.Lease) error { return l.Fail(t.Context(), onceq.Fatal(errors.New("no"))) },
+	}
+	for _, line := range lines {
+		for name, end := range ends {
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			for _, what := range []onceq.Replace{onceq.ReplacePayload, both} {
+				delay := time.Duration(0)
+				if what == both {
+					delay = time.Hour
+				}
+				job := inLine(line, 0, 0, 0)
+				job.Key = ""
+				l := laneClaimOne(t, q, add(t, db, job))
+				id := add(t, db, inLine(line, 1, 0, 0))
+				eventually(t, "all calls are answered", func() bool { // a new payload leaves none
+					require.Empty(t, laneClaim(t, q, 1))
+					return repairCount(t, db, `select count(*) from onceq.lane_calls where lane <> ''`) == 0
+				})
+				tx, err := db.Pool.Begin(ctx)
+				require.NoError(t, err)
+				_, err = tx.Exec(ctx, `select from onceq.jobs where id = $1 for update`, l.ID)
+				require.NoError(t, err)
+				ended := background(func() (struct{}, error) { return struct{}{}, end(l) })
+				until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+				r, err := q.Enqueue(ctx, db.Pool, inLine(line, 2, delay, what))
+				require.NoError(t, err)
+				require.True(t, r.Replaced)
+				require.NoError(t, tx.Rollback(ctx))
+				_, err = ended()
+				require.NoError(t, err, name)
+				if delay > 0 {
+					leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+					require.NoError(t, err)
+					require.Empty(t, leases, "its time has not come")
+					r, err = q.Enqueue(ctx, db.Pool, inLine(line, 2, 0, both))
+					require.NoError(t, err)
+					require.True(t, r.Replaced)
+				}
+				l = claimSoon(t, q)
+				require.Equal(t, id, l.ID)
+				require.Equal(t, "2", string(l.Payload))
+				require.NoError(t, l.Complete(ctx, nil))
+				require.NoError(t, db.Check())
+			}
+		}
 	}
 }
 
