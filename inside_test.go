@@ -691,6 +691,80 @@ func TestFinish_ALockStopsItsPartOnly(t *testing.T) {
 	require.Zero(t, jobs)
 }
 
+// A job that somebody changes between the snapshot of a completion and its lock is not let in by that one. A call says that somebody has
+// to look, also where the completion of several jobs of a lane has let in another one.
+func TestFinish_LeavesAJobThatWasJustChangedToAPromoter(t *testing.T) {
+	t.Parallel()
+	for n, complete := range map[int]func(*onceq.Queue, pgx.Tx, []*onceq.Lease) error{
+		1: func(_ *onceq.Queue, tx pgx.Tx, all []*onceq.Lease) error {
+			return all[0].CompleteNext(t.Context(), tx, time.Minute)
+		},
+		2: func(q *onceq.Queue, tx pgx.Tx, all []*onceq.Lease) error {
+			_, err := q.FinishAll(t.Context(), tx, time.Minute, all)
+			return err
+		},
+	} {
+		db := queuetest.New(t, queuetest.Schema("onceq"))
+		ctx, q := t.Context(), db.Queue
+		require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "a", n))
+		job := func(key int) onceq.Job {
+			return onceq.Job{Kind: "k", Key: fmt.Sprint(key), Window: onceq.UntilFinished, Lane: "a", Payload: key}
+		}
+		var ids []int64
+		for i := range 2 * n {
+			r, err := q.Enqueue(ctx, db.Pool, job(i))
+			require.NoError(t, err)
+			ids = append(ids, r.ID)
+		}
+		count := func(sql string, args ...any) (n int) {
+			require.NoError(t, db.Pool.QueryRow(ctx, `select count(*) from `+sql, args...).Scan(&n))
+			return n
+		}
+		var leases []*onceq.Lease
+		for end := time.Now().Add(time.Minute); len(leases) < n || count(`onceq.lane_calls where lane <> ''`) > 0; {
+			require.True(t, time.Now().Before(end))
+			more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			require.NoError(t, err)
+			leases = append(leases, more...)
+		}
+		require.Len(t, leases, n)
+
+		lock, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		_, err = lock.Exec(ctx, `select from onceq.jobs where id = $1 for update`, leases[0].ID)
+		require.NoError(t, err)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return complete(q, tx, leases) })
+		}()
+		for end := time.Now().Add(time.Minute); count(`pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 0; {
+			require.True(t, time.Now().Before(end), "the completion waits")
+		}
+		changed := job(n)
+		changed.Payload, changed.Replace = "new", onceq.ReplacePayload
+		r, err := q.Enqueue(ctx, db.Pool, changed)
+		require.NoError(t, err)
+		require.True(t, r.Replaced)
+		require.NoError(t, lock.Rollback(ctx))
+		require.NoError(t, <-ended)
+		require.Equal(t, 1, count(`onceq.job_waits where id = $1`, ids[n]))
+		require.Equal(t, n-1, count(`onceq.jobs where id = any ($1)`, ids[n:]))
+		require.Equal(t, 1, count(`onceq.lane_calls where lane = 'k/a'`))
+
+		payloads := make(map[int64]string)
+		for end := time.Now().Add(time.Minute); len(payloads) < n; {
+			require.True(t, time.Now().Before(end), "the lane goes on")
+			more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			require.NoError(t, err)
+			for _, l := range more {
+				payloads[l.ID] = string(l.Payload)
+			}
+		}
+		require.Equal(t, `"new"`, payloads[ids[n]])
+		require.NoError(t, db.Check())
+	}
+}
+
 // ⚠ On a machine that was slow, or beside many keys that stay, looking alone decided how long the Reaper rests, and keys that were
 // free soon piled up: 560,000 in five minutes, with passes that should have been ten seconds apart.
 func TestTrap_TheReaperEndsItsRestWhenManyKeysHaveCome(t *testing.T) {

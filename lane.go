@@ -104,9 +104,15 @@ func dueIn(lane, n string) string {
 // left to a promoter. leasing says how it is leased at once (successors.go), if it is.
 //
 // One whose id a live job has (twin) waits until that one is gone: nothing refused that one's id, because no Enqueue of a plain job
-// looks into job_waits. One that was put off since the snapshot (Replace) waits for its time. moved looks by place, which takes a
-// descent of the index less for each job. It does not find one that was changed since the snapshot: that is left to a promoter.
+// looks into job_waits. One that was put off since the snapshot (Replace) waits for its time.
+//
+// moved finds the jobs by their places (ctid), which saves a descent of the index for each. They are locked, so they stay there. One
+// that was changed since the snapshot is not found, because the snapshot does not have it: it is left to a promoter.
 func admitWaits(by leasing) string {
+	places := `(select place from ours)`
+	if by.many { // Postgres expects ten, and with few pages would rather read the table: only with guards (statement.go)
+		places = `any (array` + places + `)`
+	}
 	moved, at := by.inOrder("moved")
 	return `
 ours as materialized (
@@ -114,7 +120,7 @@ ours as materialized (
          select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
+  delete from onceq.job_waits w where w.ctid = ` + places + `
   returning w.*` + by.which + `
 ),
 job as (
@@ -219,8 +225,8 @@ var laneOpen = handsOver + `
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
 
 // handOver follows the jobs in gone, which have left jobs, by the next ones of their lanes. Where it does not, it leaves a
-// call: there is none, it is locked, the limit was lowered, or the transaction does not hand over (handsOver). many says that
-// there may be more than one job in gone.
+// call: there is none, it is locked, it was changed since the snapshot, the limit was lowered, or the transaction does not hand over
+// (handsOver). many says that there may be more than one job in gone.
 func handOver(many bool) string {
 	return `
 ` + leavePlaces + `,
@@ -231,7 +237,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) as stops
-    from gone where lane is not null group by lane order by lane -- the indexes' order
+    from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
   select w.id
@@ -242,7 +248,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
+   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
    group by lane having sum(n) > 0
 )`
 }

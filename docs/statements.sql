@@ -251,7 +251,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane order by lane -- the indexes' order
+    from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
   select w.id
@@ -298,7 +298,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
+   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
    group by lane having sum(n) > 0
 )
 select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -2562,7 +2562,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane order by lane -- the indexes' order
+    from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
   select w.id
@@ -2588,7 +2588,7 @@ ours as materialized (
          select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
+  delete from onceq.job_waits w where w.ctid = (select place from ours)
   returning w.*
 ),
 job as (
@@ -2607,7 +2607,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
+   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
    group by lane having sum(n) > 0
 )
 select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
@@ -2844,7 +2844,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane order by lane -- the indexes' order
+    from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
   select w.id
@@ -2891,7 +2891,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
+   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
    group by lane having sum(n) > 0
 )
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -3126,7 +3126,7 @@ stop as (
 ),
 freed as materialized (
   select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
-    from gone where lane is not null group by lane order by lane -- the indexes' order
+    from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
   select w.id
@@ -3173,7 +3173,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- nearly never: of no lane more are let in than have left
+   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
    group by lane having sum(n) > 0
 )
 select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -6463,7 +6463,7 @@ ours as materialized (
          select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
+  delete from onceq.job_waits w where w.ctid = (select place from ours)
   returning w.*, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) as next
 ),
 job as (
@@ -6523,7 +6523,7 @@ ours as materialized (
          select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
-  delete from onceq.job_waits w where w.ctid = any (array(select place from ours))
+  delete from onceq.job_waits w where w.ctid = (select place from ours)
   returning w.*, w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[]) as next
 ),
 job as (

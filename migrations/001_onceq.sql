@@ -254,13 +254,12 @@ create table {{.schema}}.job_fences (
 ) with (fillfactor = 50, vacuum_truncate = off);
 
 -- Make some pages that stay (vacuum_truncate). For a table without pages the planner looks one row up by reading the
--- whole table, and keeps that plan when the table has grown. It takes a look by ctid at rows that another part of a statement
--- has found for one at 40 pages: job_waits has more.
+-- whole table, and keeps that plan when the table has grown.
 insert into {{.schema}}.jobs (id, run_at, created_at, max_attempts, priority, queue, kind)
 select -n, 'infinity', 'infinity', 0, 0, '', '' from generate_series(1, 1000) n;
 delete from {{.schema}}.jobs;
 insert into {{.schema}}.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, queue, kind)
-select -n, 'infinity', 'infinity', 0, 0, 0, n, '', '' from generate_series(1, 5000) n;
+select -n, 'infinity', 'infinity', 0, 0, 0, n, '', '' from generate_series(1, 1000) n;
 delete from {{.schema}}.job_waits;
 insert into {{.schema}}.job_members (group_id, job_id, state, told) select -n, -n, 0, true from generate_series(1, 5000) n;
 delete from {{.schema}}.job_members;
