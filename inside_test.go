@@ -723,14 +723,16 @@ func TestFinish_LeavesAJobThatWasJustChangedToAPromoter(t *testing.T) {
 		var leases []*onceq.Lease
 		for end := time.Now().Add(time.Minute); len(leases) < n || count(`onceq.lane_calls where lane <> ''`) > 0; {
 			require.True(t, time.Now().Before(end))
-			more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10, Lease: time.Hour})
 			require.NoError(t, err)
 			leases = append(leases, more...)
+			time.Sleep(10 * time.Millisecond) // other tests need the machine too
 		}
 		require.Len(t, leases, n)
 
 		lock, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
+		defer func() { _ = lock.Rollback(ctx) }()
 		_, err = lock.Exec(ctx, `select from onceq.jobs where id = $1 for update`, leases[0].ID)
 		require.NoError(t, err)
 		ended := make(chan error, 1)
@@ -739,6 +741,7 @@ func TestFinish_LeavesAJobThatWasJustChangedToAPromoter(t *testing.T) {
 		}()
 		for end := time.Now().Add(time.Minute); count(`pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 0; {
 			require.True(t, time.Now().Before(end), "the completion waits")
+			time.Sleep(10 * time.Millisecond)
 		}
 		changed := job(n)
 		changed.Payload, changed.Replace = "new", onceq.ReplacePayload
@@ -754,6 +757,7 @@ func TestFinish_LeavesAJobThatWasJustChangedToAPromoter(t *testing.T) {
 		payloads := make(map[int64]string)
 		for end := time.Now().Add(time.Minute); len(payloads) < n; {
 			require.True(t, time.Now().Before(end), "the lane goes on")
+			time.Sleep(10 * time.Millisecond)
 			more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
 			require.NoError(t, err)
 			for _, l := range more {

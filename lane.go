@@ -107,7 +107,7 @@ func dueIn(lane, n string) string {
 // looks into job_waits. One that was put off since the snapshot (Replace) waits for its time.
 //
 // moved finds the jobs by their places (ctid), which saves a descent of the index for each. They are locked, so they stay there. One
-// that was changed since the snapshot is not found, because the snapshot does not have it: it is left to a promoter.
+// that was changed since the snapshot is not found, because its new place is not in the snapshot: it is left to a promoter.
 func admitWaits(by leasing) string {
 	places := `(select place from ours)`
 	if by.many { // Postgres expects ten, and with few pages would rather read the table: only with guards (statement.go)
@@ -248,7 +248,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
+   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
 )`
 }

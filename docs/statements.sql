@@ -298,7 +298,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
+   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
 )
 select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -2607,7 +2607,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
+   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
 )
 select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
@@ -2891,7 +2891,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
+   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
 )
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -3173,7 +3173,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- of no lane more are let in than have left: else none needs a call
+   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
 )
 select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
