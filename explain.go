@@ -580,6 +580,7 @@ func (x *explaining) heldAhead(r *Reason, p *holders) {
 	case p.due != nil && p.due.After(x.e.At):
 		r.Until = *p.due
 		r.Text += fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at %s", p.first, stamp(r.Until))
+		r.Advice = fmt.Sprintf("the explanation of job %d says why it waits until then, as after a failed attempt, and Queue.Retry makes it due now; ", p.first) + r.Advice
 	}
 	x.pausedAhead(r, p)
 }

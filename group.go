@@ -352,6 +352,9 @@ func (g GroupInfo) String() string {
 			s += fmt.Sprintf(", %d %s", n.count, n.word)
 		}
 	}
+	if g.Waits && g.Dead > 0 && g.IfDead == DeadWait {
+		s += fmt.Sprintf(", and so job %d waits until %s redriven, resolved or discarded (DeadWait)", g.ID, either(g.Dead, "that is", "those are"))
+	}
 	if g.State == StateCancelled && g.IfDead == DeadCancel {
 		s += fmt.Sprintf(", and so job %d was cancelled (DeadCancel)", g.ID)
 	}

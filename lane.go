@@ -405,8 +405,17 @@ func (q *Queue) RemoveLaneLimit(ctx context.Context, db DB, family, name string)
 	return q.setLane(ctx, db, family, name, nil)
 }
 
+// checkLane checks the names of a lane, or of a family with an empty name, as SetLaneLimit calls them.
+func checkLane(family, name string) error {
+	if err := cmp.Or(checkName("family", family, MaxNameBytes), checkName("name", cmp.Or(name, "x"), MaxLaneBytes)); err != nil {
+		return err
+	}
+	_, err := laneName(family, cmp.Or(name, "x"))
+	return err
+}
+
 func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *Limit) error {
-	if _, err := laneName(family, cmp.Or(name, "x")); err != nil {
+	if err := checkLane(family, name); err != nil {
 		return err
 	}
 	if err := q.setLine(ctx, db, family+"/"+name, limit); err != nil {
@@ -418,7 +427,7 @@ func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *
 // LaneLimit returns how many jobs of a lane may be live at once. With an empty name it is the limit of the lanes of the
 // family that have none of their own.
 func (q *Queue) LaneLimit(ctx context.Context, db DB, family, name string) (n int, err error) {
-	if _, err := laneName(family, cmp.Or(name, "x")); err != nil {
+	if err := checkLane(family, name); err != nil {
 		return 0, err
 	}
 	if n, err = q.laneLimit(ctx, db, family+"/"+name); err != nil {
@@ -515,7 +524,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	case r.Slots == 0:
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case live >= r.Slots:
-		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, and %s", j.Lane, r.Slots, firstOf(r.Ahead, live), atLeast(r.Before, "other", "others"))
+		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s%s", j.Lane, r.Slots, firstOf(r.Ahead, live), andOthers(r.Before))
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live, and gives up their order"
 		x.heldAhead(&r, &p)
 	case x.lock != nil:

@@ -203,9 +203,12 @@ func (x *explaining) limit(ctx context.Context) error {
 	case l.Limit == (Limit{}):
 		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
-		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, and %s",
-			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), atLeast(r.Before, "other", "others"))
+		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s%s",
+			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), andOthers(r.Before))
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
+		if !l.Set {
+			r.Advice = "set the limit, or one for its family, if more of them may be live; " + r.Advice
+		}
 		x.heldAhead(&r, &p)
 	case x.lock != nil:
 		return nil

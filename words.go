@@ -13,6 +13,14 @@ func atLeast(n int, one, many string) string {
 	return numbered(n, one, many)
 }
 
+// andOthers goes on after those that stand before a job with how many others do.
+func andOthers(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return ", and " + atLeast(n, "other", "others")
+}
+
 func either(n int, one, many string) string {
 	if n == 1 {
 		return one

@@ -156,7 +156,7 @@ It is known as long as that job is. onceq jobs list --group GROUP shows its memb
 }
 
 func (a *app) showGroup(ctx context.Context, g onceq.GroupInfo, people []onceq.JobInfo, members []onceq.Member, next int64) error {
-	fmt.Fprintf(a.out, "%s, %d open. Job %d %s.\n", capital(g.String()), g.Open, g.ID, map[bool]string{true: "waits; if one is dead: " + g.IfDead.String(), false: "is " + g.State.String()}[g.Waits])
+	fmt.Fprintf(a.out, "%s. %d open. Job %d %s.\n", capital(g.String()), g.Open, g.ID, map[bool]string{true: "waits; if one is dead: " + g.IfDead.String(), false: "is " + g.State.String()}[g.Waits])
 	if len(people) > 0 {
 		now, err := a.now(ctx)
 		if err != nil {

@@ -655,6 +655,8 @@ func TestExplain_WhoHasThePlace(t *testing.T) {
 			require.Nil(t, r.Worker)
 			require.WithinDuration(t, time.Now().Add(time.Hour), r.Until, time.Minute)
 			require.Contains(t, r.Text, fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at ", first))
+			require.NotContains(t, r.Text, "0 others")
+			require.Contains(t, r.Advice, fmt.Sprintf("the explanation of job %d says why it waits until then", first))
 			sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, first)
 			require.Zero(t, explained(t, db, second, cause)[0].Until, "a worker can have it now")
 

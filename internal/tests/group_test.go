@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -244,6 +245,7 @@ func TestGroup_DeadMembers(t *testing.T) {
 		require.NoError(t, db.Check())
 		require.Empty(t, groupClaim(t, db.Queue))
 		require.Equal(t, onceq.GroupInfo{ID: g.Then.ID, State: onceq.StateWaiting, Waits: true, IfDead: rule, Total: 2, Open: 1, Dead: 1}, groupOf(t, db, g.Then.ID))
+		require.Equal(t, rule == onceq.DeadWait, strings.HasSuffix(groupOf(t, db, g.Then.ID).String(), fmt.Sprintf("1 of 2 members are finished, 1 dead, and so job %d waits until that is redriven, resolved or discarded (DeadWait)", g.Then.ID)))
 		require.NoError(t, leases[g.Members[1].ID].Complete(ctx, nil))
 		require.NoError(t, db.Check())
 		return db, bad, g.Then.ID

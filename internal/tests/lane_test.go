@@ -681,6 +681,7 @@ func TestLane_BadInput(t *testing.T) {
 	}
 	require.ErrorAs(t, db.Queue.SetLaneLimit(ctx, db.Pool, "a", "", -1), &bad)
 	require.ErrorAs(t, db.Queue.SetLaneLimit(ctx, db.Pool, "", "", 1), &bad)
+	require.Equal(t, "family", bad.Field)
 	require.ErrorAs(t, db.Queue.SetLaneLimit(ctx, nil, "a", "", 1), &bad)
 	live, waiting := laneLive(t, db)
 	require.Equal(t, []int{0, 0}, []int{live, waiting})
