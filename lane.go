@@ -37,15 +37,15 @@ const sqlStops = `lane_rule & 2 = 2` // StopLane
 // MaxLaneBytes is how long the name of a lane or of a limit may be.
 const MaxLaneBytes = 256
 
-// laneName gives a lane as the tables store it: family/name.
-func laneName(family, name string) (string, error) {
+// laneName gives a lane as the tables store it: family/name. The fields are what the caller calls these two.
+func laneName(familyField, family, nameField, name string) (string, error) {
 	if strings.Contains(family, "/") {
-		return "", invalid("LaneFamily", "is %q; it must not contain a slash, which separates it from the lane's name (it is the kind's name by default)", family)
+		return "", invalid(familyField, "is %q; it must not contain a slash, which separates it from the lane's name (it is the kind's name by default)", family)
 	}
 	if strings.Contains(family+name, lineSep) {
-		return "", invalid("Lane", "contains a unit separator (U+001F), which is not possible")
+		return "", invalid(nameField, "contains a unit separator (U+001F), which is not possible")
 	}
-	return family + "/" + name, cmp.Or(checkName("LaneFamily", family, MaxNameBytes), checkName("Lane", name, MaxLaneBytes))
+	return family + "/" + name, cmp.Or(checkName(familyField, family, MaxNameBytes), checkName(nameField, name, MaxLaneBytes))
 }
 
 // lane gives the job's lane and limit as the tables store them (limit.go), or "".
@@ -62,7 +62,7 @@ func (j *Job) lane() (string, error) {
 	var lane, limit string
 	var err error
 	if j.Lane != "" {
-		lane, err = laneName(cmp.Or(j.LaneFamily, j.Kind), j.Lane)
+		lane, err = laneName("LaneFamily", cmp.Or(j.LaneFamily, j.Kind), "Lane", j.Lane)
 	}
 	if j.Limit != "" && err == nil {
 		limit, err = limitLine("Limit", j.Limit, false)
@@ -405,17 +405,8 @@ func (q *Queue) RemoveLaneLimit(ctx context.Context, db DB, family, name string)
 	return q.setLane(ctx, db, family, name, nil)
 }
 
-// checkLane checks the names of a lane, or of a family with an empty name, as SetLaneLimit calls them.
-func checkLane(family, name string) error {
-	if err := cmp.Or(checkName("family", family, MaxNameBytes), checkName("name", cmp.Or(name, "x"), MaxLaneBytes)); err != nil {
-		return err
-	}
-	_, err := laneName(family, cmp.Or(name, "x"))
-	return err
-}
-
 func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *Limit) error {
-	if err := checkLane(family, name); err != nil {
+	if _, err := laneName("family", family, "name", cmp.Or(name, "x")); err != nil {
 		return err
 	}
 	if err := q.setLine(ctx, db, family+"/"+name, limit); err != nil {
@@ -427,7 +418,7 @@ func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *
 // LaneLimit returns how many jobs of a lane may be live at once. With an empty name it is the limit of the lanes of the
 // family that have none of their own.
 func (q *Queue) LaneLimit(ctx context.Context, db DB, family, name string) (n int, err error) {
-	if err := checkLane(family, name); err != nil {
+	if _, err := laneName("family", family, "name", cmp.Or(name, "x")); err != nil {
 		return 0, err
 	}
 	if n, err = q.laneLimit(ctx, db, family+"/"+name); err != nil {

@@ -83,7 +83,7 @@ func (q *Queue) Lanes(ctx context.Context, db DB, f LaneFilter) ([]LaneInfo, err
 	}
 	prefix := ""
 	if f.Family != "" {
-		if _, err := laneName(f.Family, "x"); err != nil {
+		if _, err := laneName("LaneFilter.Family", f.Family, "name", "x"); err != nil {
 			return nil, err
 		}
 		prefix = f.Family + "/"

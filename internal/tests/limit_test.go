@@ -326,6 +326,7 @@ func TestLimit_IsExplained(t *testing.T) {
 		return why.Reasons[0]
 	}
 	r := explain(ids[1], onceq.CauseLimit, `its share of limit "provider", which nobody has set itself, of which 1 may be live at once`, "the first lease among them lasts until")
+	require.Contains(t, r.Advice, "set the limit, or one for its family, if more of them may be live")
 	require.Equal(t, []any{ids[:1], 1, 0}, []any{r.Ahead, r.Slots, r.Before})
 	explain(ids[2], onceq.CauseLimit)
 	require.Equal(t, []int64{ids[2]}, explain(ids[3], onceq.CauseLane).Ahead, "it has the lane's place, and waits for the limit")
