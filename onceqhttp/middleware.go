@@ -285,12 +285,19 @@ func removeFiles(in, outer *http.Request) {
 	}
 }
 
-// admit checks everything that needs no database. If a is nil, admit has answered the request, or, if plain is set, the
-// request runs as if there were no middleware.
-func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted, plain bool) {
+// copied returns a request whose body the middleware may replace. net/http looks at the body of its own request when the
+// answer begins: with another one there it does not know that the client still waits for 100 Continue, and waits for the
+// body in its turn.
+func copied(r *http.Request) *http.Request {
 	if r.Body == nil { // the request was not made by a server
 		r.Body = http.NoBody
 	}
+	return r.WithContext(r.Context())
+}
+
+// admit checks everything that needs no database. If a is nil, admit has answered the request, or, if plain is set, the
+// request runs as if there were no middleware. r is a copy of the server's request.
+func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted, plain bool) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
 		return nil, true // safe methods (RFC 9110, 9.2.1) have no effect to protect
@@ -351,7 +358,10 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 // body reads the whole body before the request takes a connection or a claim, so a slow client blocks nobody. If it
 // fails, it has answered the request. what is the subject of the sentence about the limit.
 func (m *Middleware) body(w http.ResponseWriter, r *http.Request, what string) (body []byte, ok bool) {
-	body, err := io.ReadAll(r.Body)
+	err := error(&http.MaxBytesError{})
+	if r.ContentLength <= int64(m.cfg.MaxRequest) { // a client that waits for 100 Continue need not send the rest
+		body, err = io.ReadAll(r.Body)
+	}
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
@@ -385,7 +395,9 @@ var errNotStored = errors.New("the handler's answer is not stored")
 // After a panic the key is uncertain, and the panic goes on to the caller.
 func (m *Middleware) Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a, plain := m.admit(w, r)
+		own := copied(r)
+		defer removeFiles(own, r)
+		a, plain := m.admit(w, own)
 		if plain {
 			h.ServeHTTP(w, r)
 		}
@@ -400,7 +412,7 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 			a.Lease = c
 			rec := newRecorder(w.Header(), m.cfg.MaxResponse)
 			in := a.in(ctx)
-			defer removeFiles(in, r)
+			defer removeFiles(in, own)
 			h.ServeHTTP(rec, in)
 			var stored *Response
 			first, stored = rec.response(m.cfg.StoredHeader)

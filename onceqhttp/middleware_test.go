@@ -692,9 +692,15 @@ func TestHandler_FormsThatWereParsedBefore(t *testing.T) {
 // net/http removes the files of a form that was parsed on its own request. The handler's request is a copy.
 func TestHandler_LeavesNoFilesOfForms(t *testing.T) {
 	db := queuetest.New(t)
-	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true})
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
+	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true, Principal: func(r *http.Request) (string, error) {
+		if r.Header.Get("X-How") != "refused" {
+			return "p", nil
+		}
+		assert.NoError(t, r.ParseMultipartForm(1)) // as one does who finds a token there
+		return "", nil
+	}})
 	parse := func(w http.ResponseWriter, r *http.Request) {
 		assert.NoError(t, r.ParseMultipartForm(1))
 		files, err := os.ReadDir(dir)
@@ -716,8 +722,11 @@ func TestHandler_LeavesNoFilesOfForms(t *testing.T) {
 	s := serve(t, "/", mux)
 	form := "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n" + strings.Repeat("x", 100<<10) + "\r\n--b--\r\n"
 	for _, path := range []string{"/plain", "/tx"} {
-		for _, how := range []string{"answer", "error", "panic"} {
+		for _, how := range []string{"answer", "error", "panic", "refused"} {
 			for _, key := range []string{how, ""} {
+				if how == "refused" && key == "" {
+					continue // nobody asks for the principal
+				}
 				if how == "panic" && key == "" && path == "/plain" {
 					continue // only net/http runs here, and it leaves the files of handlers that panic
 				}
@@ -908,6 +917,64 @@ func TestHandler_SlowAndBrokenBodiesTakeNoKey(t *testing.T) {
 	require.Contains(t, string(rest), "Idempotent-Replayed: true")
 	require.Contains(t, string(rest), quick.body)
 	require.Equal(t, 1, ran.count())
+}
+
+// A client that waits for 100 Continue sends no body before it, so a refusal must not wait for the body.
+func TestHandler_RefusesBeforeTheBody(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{MaxRequest: 100, Optional: true})
+	ok := func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(w, r.Body)
+		assert.NoError(t, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /plain", m.Handler(http.HandlerFunc(ok)))
+	mux.Handle("POST /tx", m.HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		ok(w, r)
+		return nil
+	}))
+	s := serve(t, "/", mux)
+	for name, c := range map[string]struct {
+		head   string
+		length int
+		status string
+	}{
+		"no principal":           {"Idempotency-Key: k\r\n", 5, "403"},
+		"a bad key":              {"X-Tenant: t\r\nIdempotency-Key: \r\n", 5, "400"},
+		"a body over its limit":  {"X-Tenant: t\r\nIdempotency-Key: k\r\n", 101, "413"},
+		"a right one":            {"X-Tenant: t\r\nIdempotency-Key: right\r\n", 5, "100"},
+		"too large without keys": {"", 101, "413"},
+	} {
+		for _, path := range []string{"/plain", "/tx"} {
+			if c.head == "" && path == "/plain" {
+				continue // the middleware has no part in it
+			}
+			conn, err := net.Dial("tcp", s.Listener.Addr().String())
+			require.NoError(t, err)
+			defer conn.Close()
+			require.NoError(t, conn.SetDeadline(time.Now().Add(2*time.Minute))) // or it would wait for ever where no answer comes
+			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: h\r\n%sContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", path, c.head, c.length)
+			require.NoError(t, err)
+			answers := bufio.NewReader(conn)
+			line, err := answers.ReadString('\n')
+			require.NoError(t, err)
+			require.Contains(t, line, " "+c.status+" ", "%s, %s", name, path)
+			if c.status != "100" {
+				continue
+			}
+			_, err = io.WriteString(conn, "hello")
+			require.NoError(t, err)
+			_, err = answers.ReadString('\n')
+			require.NoError(t, err)
+			resp, err := http.ReadResponse(answers, nil)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.Equal(t, "hello", string(body), path)
+		}
+	}
 }
 
 func TestHandler_AnswersThatCannotBeStored(t *testing.T) {

@@ -41,23 +41,24 @@ const (
 // (see CodeHeld), and a request without a key is answered with CodeUnknown.
 func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a, plain := m.admit(w, r)
+		own, try := copied(r), 1
+		defer removeFiles(own, r)
+		a, plain := m.admit(w, own)
 		if a == nil && !plain {
 			return
 		}
-		in, try := r, 1
 		if plain {
-			r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest))
-			body, ok := m.body(w, r, "Its body")
+			own.Body = http.MaxBytesReader(w, own.Body, int64(m.cfg.MaxRequest))
+			body, ok := m.body(w, own, "Its body")
 			if !ok {
 				return
 			}
-			in, try = withBody(r.WithContext(r.Context()), body), transactions // no retry: without a key nothing shows whether the first run was undone
+			own, try = withBody(own, body), transactions // no retry: without a key nothing shows whether the first run was undone
 		}
 		ctx, cancel := m.deadline(context.WithoutCancel(r.Context()))
 		defer cancel()
 		for {
-			if answer := m.transaction(ctx, w, in, pool, h, a, try); answer != nil {
+			if answer := m.transaction(ctx, w, own, pool, h, a, try); answer != nil {
 				answer()
 				return
 			}

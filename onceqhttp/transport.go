@@ -36,7 +36,9 @@ import (
 // It adds an Idempotency-Key that follows from the request's context. In onceq.Once it is the key of the effect, so fn
 // makes one such request. In onceq.Do and Middleware.Handler it is derived from the claim and the request's method and
 // URL, and in the rest of a job's handler from the job's lease and the request's method and URL. So "POST /customers"
-// and "POST /charges" have two keys. A header that is already there is kept: a handler with the policy onceq.Ask sets
+// and "POST /charges" have two keys. The query belongs to the URL: with a signature, a time or a random part in it, each
+// run sends another key, and the provider does the work again. Use onceq.Once there, or set the header. A header that is
+// already there is kept: a handler with the policy onceq.Ask sets
 // it to FenceLease.IdempotencyKey, which is the key that the policy gets. GET, HEAD, OPTIONS and TRACE pass unchanged,
 // and so do requests with any other context. Requests of a HandlerTx handler pass unchanged too, because no key there
 // outlives a rollback: call the provider from a job instead.
