@@ -1,37 +1,49 @@
-# make test needs Go, a C compiler and make; it finds or installs the rest itself.
+# make prints what there is. It needs Go, a C compiler and make; it finds or installs the rest itself.
 
-STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-GOSEC       = github.com/securego/gosec/v2/cmd/gosec@v2.27.1
-TIMEOUT     = 45m
+TIMEOUT = 45m
 
-# These are modules of their own, which no application gets by importing onceq. lab/ measures and attacks onceq; its
-# torture has targets of its own below.
-MODULES     = onceqcron onceqotel onceqweb onceqweb/browsertest cmd/onceq examples queuetest/container
-LAB         = ./adapter ./bench ./checks ./specs ./tern
+# What the tests run. scripts/ finds each of these programs, or installs it.
+SERVERS = if [ -z "$$ONCEQ_TEST_IMAGE$$ONCEQ_TEST_DATABASE_URL" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
+	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER
+PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export ONCEQ_TEST_REDIS; \
+	ONCEQ_TEST_NODE=$$(scripts/node-packages.sh) || exit 1; export ONCEQ_TEST_NODE; \
+	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
+LAB = ./adapter ./bench ./checks ./specs ./tern
 
-# Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
-PARALLEL    = 6
+.PHONY: help test check race modules lint format imports matrix test-versions test-container pictures page-size demo bench torture torture-ci
 
-.PHONY: test tools format imports vet staticcheck gosec lint-modules race modules matrix test-versions test-container pictures page-size demo bench torture torture-ci
+help:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
 
-# Everything that CI runs, except matrix and torture-ci. The tests of this module wait a lot, so linters run beside them. Other
-# tests do not: together they made a busy machine so slow that tests measured the machine.
-# Installing comes first, because a package manager serves one caller at a time.
-test: format imports tools vet
-	@$(MAKE) --no-print-directory -j2 race staticcheck gosec lint-modules
-	@$(MAKE) --no-print-directory modules
+# A web page shows what happens, on the address that it prints. To keep the page open at the end: make demo UI=1
+demo: ## see it: workers that are killed and frozen, in a minute; UI=1 leaves the page open
+	@scripts/postgres.sh >/dev/null
+	@GOTOOLCHAIN=auto go run -C examples ./demo $(if $(UI),-ui)
 
-tools:
-	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then scripts/postgres.sh >/dev/null || exit 1; fi; \
-	scripts/pgbouncer.sh >/dev/null && scripts/redis.sh >/dev/null && scripts/node-packages.sh >/dev/null && scripts/chromium.sh >/dev/null
+# The parts of these are in scripts/check/plan.go.
+test: ## the tests, in minutes: run it before and after a change
+	@$(SERVERS); scripts/race-ready.sh && go run ./scripts/check test
+
+check: ## everything, in an hour: all tests under the race detector, linters, all modules, a browser, torture
+	@$(PROGRAMS); scripts/race-ready.sh && go run ./scripts/check check
+
+race: ## a part of check: the tests of this module under the race detector
+	@$(SERVERS); scripts/race-ready.sh && go run ./scripts/check race
+
+modules: ## a part of check: the tests of the other modules (installs a redis-server and a chromium, needs npm)
+	@$(PROGRAMS); scripts/race-ready.sh && go run ./scripts/check modules
+
+lint: ## a part of check: vet, staticcheck and gosec over all modules
+	@go run ./scripts/check lint
+
+torture-ci: ## a part of check: a minute of torture, and the tests of its checker
+	@$(SERVERS); go run ./scripts/check torture-ci
 
 format:
-	@echo "== gofmt"
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "to be run through gofmt -w:"; echo "$$unformatted"; exit 1; fi
 
 # An application that imports onceq, or onceqsql, gets pgx and nothing else with it.
 imports:
-	@echo "== imports of the root package and onceqsql"
 	@foreign=$$(go list -f '{{join .Imports "\n"}}' . ./onceqsql | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
 	if [ -n "$$foreign" ]; then echo "the root package and onceqsql may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
 	@modules=$$(grep -c '^	.* v[0-9]' go.mod); \
@@ -40,62 +52,15 @@ imports:
 	@lines=$$(wc -l < go.sum); \
 	if [ "$$lines" -gt 30 ]; then echo "go.sum has $$lines lines, most of which an application that imports onceq gets; at most 30"; exit 1; fi
 
-vet:
-	@echo "== go vet"
-	@go vet ./...
-
-staticcheck:
-	@echo "== staticcheck"
-	@GOTOOLCHAIN=auto go run $(STATICCHECK) ./...
-
-# Without G115: every number that is converted to a narrower type was checked, or counts things that were. Without G404:
-# random numbers are jitter, or guard rows against mistakes and not against attackers (docs/SECURITY.md). The excluded
-# directories run programs and write files of the developer's own machine, for tests and benchmarks.
-gosec:
-	@echo "== gosec"
-	@GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
-		-exclude-dir=lab -exclude-dir=onceqcron -exclude-dir=onceqotel -exclude-dir=onceqweb -exclude-dir=cmd ./...
-	@cd onceqcron && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 ./...
-	@cd cmd/onceq && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 ./...
-	@cd onceqweb && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal -exclude-dir=browsertest ./...
-	@cd onceqotel && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=example ./...
-
-lint-modules:
-	@export GOTOOLCHAIN=auto; for module in $(MODULES) lab; do \
-		echo "== go vet, staticcheck: $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./...) || exit 1; \
-	done
-
-race:
-	@echo "== go test -race"
-	@scripts/race-ready.sh
-	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
-	echo "Postgres: $${ONCEQ_TEST_PGBIN:-$$ONCEQ_TEST_IMAGE}"; \
-	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...
-
-# The same for the modules beside this one. Their dependencies may need a newer Go than onceq does. examples/moving runs
-# a Redis, and the Node libraries that an application may move away from; onceqweb/browsertest drives a chromium.
-modules:
-	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
-	ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export ONCEQ_TEST_REDIS; \
-	ONCEQ_TEST_NODE=$$(scripts/node-packages.sh) || exit 1; export ONCEQ_TEST_NODE; \
-	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
-	export GOTOOLCHAIN=auto; \
-	for module in $(MODULES); do \
-		echo "== $$module" && (cd $$module && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...) || exit 1; \
-	done; \
-	echo "== lab" && cd lab && { go test -count=1 -timeout $(TIMEOUT) ./model & } && \
-	{ go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB); tests=$$?; wait $$! && exit $$tests; } # the model is one goroutine
-
 # The suite in every query mode, as a role with only the grants, in an odd schema, and through PgBouncer.
 # Some of these modes: make matrix MODES='role pgbouncer'. Check that the tests left out do fail: make matrix MODES=-skipped
-matrix:
+matrix: ## the tests in every query mode, as a role with only the grants, in an odd schema, on newer tables, through PgBouncer
 	@TIMEOUT=$(TIMEOUT) scripts/matrix.sh $(MODES)
 
 # The tests of this module, and of the modules that depend on the server, on each other major version that is supported.
 # One of them: make test-versions VERSIONS=18
 VERSIONS = 16 17 18
-test-versions:
+test-versions: ## the tests on PostgreSQL 16, 17 and 18
 	@for version in $(VERSIONS); do \
 		bin=$$(scripts/postgres-version.sh $$version) || exit 1; \
 		for module in . onceqcron onceqotel onceqweb cmd/onceq; do \
@@ -107,11 +72,11 @@ test-versions:
 	done
 
 # The tests on a Postgres in a container.
-test-container:
+test-container: ## the tests of queuetest/container, on a Postgres in a container
 	@scripts/container-test.sh
 
 # The pictures of docs/web.md, taken by the tests in a browser.
-pictures:
+pictures: ## the pictures of docs/web.md, taken in a browser
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
 	dir=$$(mktemp -d) && (cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run EveryPage . -args -pictures "$$dir") && \
@@ -119,32 +84,19 @@ pictures:
 
 # What each page costs over so many jobs, for docs/web.md. It takes minutes and a kilobyte of memory for each job.
 SIZE = 1000000
-page-size:
+page-size: ## what each page of onceqweb costs over a million jobs
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
 	cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run TestSize -v -timeout 2h . -args -size $(SIZE)
 
-# A web page shows what happens, on the address that it prints. To keep the page open at the end: make demo UI=1
-demo:
-	@scripts/postgres.sh >/dev/null
-	@GOTOOLCHAIN=auto go run -C examples ./demo $(if $(UI),-ui)
-
 # onceq and its peers side by side, on the newest and the oldest supported Postgres, into lab/bench/RESULTS.md.
 # A part of it: make bench BENCH='-tests A,C -rounds 5'
-bench:
+bench: ## onceq and its peers side by side, into lab/bench/RESULTS.md
 	@cd lab/bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
 
 # Many processes under everything that happens to machines, for some minutes; then the same for River. docs/torture.md says
 # what is counted. For hours: make torture TORTURE='-duration 3h -systems onceq'
-torture:
+torture: ## processes and a server under faults, for minutes or hours; docs/torture.md
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	cd lab/torture && go run . $(TORTURE)
-
-# A minute of torture, and beside it the tests of the checker, which must find what is broken on purpose.
-# The tests of torture wait for faults and leases, so five of them run at once.
-torture-ci:
-	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
-	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	cd lab/torture && go vet . && { go run . -duration 1m -systems onceq & } && \
-	{ go test -count=1 -timeout $(TIMEOUT) -parallel 5 .; tests=$$?; wait $$! && exit $$tests; }
