@@ -76,7 +76,7 @@ func (r Reason) String() string {
 
 // Explanation is the answer of Explain.
 type Explanation struct {
-	Job JobInfo   `json:"job"` // only its ID if the cause is CauseUnknown
+	Job JobInfo   `json:"job"` // without its payload, metadata and result, which Get returns; only its ID if the cause is CauseUnknown
 	At  time.Time `json:"at"`  // the database's time
 
 	// Reasons has at least one. The first one is why the job is not running now. If the job waits, those that follow would
@@ -121,7 +121,7 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		if err := q.queryRow(ctx, db, `select statement_timestamp()`, nil, &e.At); err != nil {
 			return e, fmt.Errorf("onceq: explain: %w", err)
 		}
-		job, err := q.Get(ctx, db, id)
+		job, err := q.brief(ctx, db, id)
 		switch {
 		case errors.Is(err, ErrNotFound):
 			e.add(Reason{

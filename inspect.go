@@ -68,26 +68,40 @@ type AttemptError struct {
 	Error   string    `json:"error"`
 }
 
-const liveInfo = `
-select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+// The columns of liveInfo, waitingInfo and pastInfo, around those that a job's content is in. liveBrief, waitingBrief and pastBrief
+// have the same columns, and read no content: it is in pages of its own (TOAST), and may be a megabyte of each job.
+const (
+	liveHead = `
+select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, `
+	liveTail = `,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j`
-
-const waitingInfo = `
-select w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+	waitingHead = `
+select w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state, `
+	waitingTail = `,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w`
-
-const pastInfo = `
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+	pastHead = `
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, `
+	pastTail = `,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h`
+	noContent = `null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result`
+
+	liveInfo    = liveHead + `j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result` + liveTail
+	waitingInfo = waitingHead + `w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result` + waitingTail
+	pastInfo    = pastHead + `h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result` + pastTail
+
+	liveBrief    = liveHead + noContent + liveTail
+	waitingBrief = waitingHead + noContent + waitingTail
+	pastBrief    = pastHead + noContent + pastTail
+)
 
 // liveIDs and pastIDs are for statements that need no more of the jobs, and read no payloads.
 const (
@@ -96,7 +110,7 @@ const (
 	pastIDs    = `select h.id from onceq.job_history h`
 )
 
-// info reads the jobs that a statement returns in the columns of liveInfo and pastInfo.
+// info reads the jobs that a statement returns in the columns of liveInfo, waitingInfo and pastInfo.
 func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
 	err = q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
 		var i JobInfo
@@ -134,8 +148,8 @@ func readMetadata(text string) map[string]string {
 func (i *JobInfo) scan(rows pgx.Rows) error {
 	var scope, key, payload, metadata, result, errs, note, path, line *string
 	var leased, finished, keep *time.Time
-	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
-		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note, &path, &line); err != nil {
+	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &result, &i.Priority,
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &errs, &note, &path, &line); err != nil {
 		return err
 	}
 	if i.RunAt.Year() > 9999 { // east of UTC, in the last hours of 9999; JSON has no text for it
@@ -181,6 +195,16 @@ func orZero[T any](p *T) (v T) {
 // ErrNotFound; GetByKey may still know it.
 func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
 	const read = liveInfo + ` where j.id = $1::bigint union all` + waitingInfo + ` where w.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
+	return q.oneInfo(ctx, db, read, id)
+}
+
+// brief is Get without the payload, the metadata and the result.
+func (q *Queue) brief(ctx context.Context, db DB, id int64) (JobInfo, error) {
+	const read = liveBrief + ` where j.id = $1::bigint union all` + waitingBrief + ` where w.id = $1::bigint union all` + pastBrief + ` where h.id = $1::bigint`
+	return q.oneInfo(ctx, db, read, id)
+}
+
+func (q *Queue) oneInfo(ctx context.Context, db DB, read string, id int64) (JobInfo, error) {
 	all, err := q.info(ctx, db, read, id)
 	if err != nil {
 		return JobInfo{}, fmt.Errorf("onceq: get: %w", err)
@@ -250,6 +274,10 @@ type Filter struct {
 	After  int64 // the last id of the previous page; only smaller ids are chosen
 	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
 
+	// WithoutPayloads leaves Payload, Bytes, Metadata and Result of the jobs of List, Page and Doubts empty, and does not read
+	// them: a job may have more than a megabyte of these.
+	WithoutPayloads bool
+
 	// All says that a filter without Queue, Kind, Scope, IDs and Group is meant. Without it, such a filter is an *InvalidError of
 	// CancelMany, RetryMany, RedriveMany, MoveMany, DiscardMany and ResolveMany, because it is more often a mistake.
 	All bool
@@ -282,6 +310,14 @@ func (f *Filter) states() (live, past []int16) {
 	return live, past
 }
 
+// infos are the statements that read a job of List and Page.
+func (f *Filter) infos() (live, waiting, past string) {
+	if f.WithoutPayloads {
+		return liveBrief, waitingBrief, pastBrief
+	}
+	return liveInfo, waitingInfo, pastInfo
+}
+
 func (f *Filter) check() error {
 	for _, s := range f.States {
 		if s < StateWaiting || s > StateHeld {
@@ -294,11 +330,12 @@ func (f *Filter) check() error {
 // List returns a page of jobs, newest (greatest id) first, both live jobs and those in the history. For the next page set
 // Filter.After to the last id of this one. In the history, indexes serve Queue and States. All other conditions are checked
 // row by row: a page of jobs that are rare among many live jobs reads all live jobs. Page reads few rows at a time.
+// Unless Filter.WithoutPayloads is set, a page of 1,000 jobs may be a gigabyte.
 func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, error) {
 	if err := filter.page(); err != nil {
 		return nil, err
 	}
-	statement, args := filter.statement(liveInfo, waitingInfo, pastInfo)
+	statement, args := filter.statement(filter.infos())
 	all, err := q.info(ctx, db, statement, args...)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: list: %w", err)
@@ -336,7 +373,7 @@ func (q *Queue) Page(ctx context.Context, db DB, filter Filter) (jobs []JobInfo,
 			return nil, 0, fmt.Errorf("onceq: page: %w", err)
 		}
 	}
-	statement, args := filter.statement(liveInfo, waitingInfo, pastInfo)
+	statement, args := filter.statement(filter.infos())
 	if jobs, err = q.info(ctx, db, statement, args...); err != nil {
 		return nil, 0, fmt.Errorf("onceq: page: %w", err)
 	}

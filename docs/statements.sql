@@ -3948,19 +3948,19 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j where j.id = $1::bigint union all
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w where w.id = $1::bigint union all
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h where h.id = $1::bigint;
 
@@ -3974,19 +3974,19 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
@@ -4038,6 +4038,38 @@ select greatest(0,
          where p.queue is not null)), few.few
   from few;
 
+-- inspect.go: brief.read
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+  from onceq.jobs j where j.id = $1::bigint union all
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+  from onceq.job_waits w where w.id = $1::bigint union all
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+  from onceq.job_history h where h.id = $1::bigint;
+
+-- inspect.go: liveBrief
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+  from onceq.jobs j;
+
 -- inspect.go: liveIDs
 select j.id from onceq.jobs j;
 
@@ -4046,9 +4078,9 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j;
 
@@ -4061,9 +4093,9 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
            where cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text and case when j.id is null then null
@@ -4072,16 +4104,16 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.run_at > statement_timestamp() then 2
             else 1 end::smallint = any ($7::smallint[])
           union all 
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
            where cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
           union all 
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
            where cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text and h.state = any ($3::smallint[])
@@ -4090,13 +4122,20 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
  order by m.job_id desc
  limit $2::int;
 
+-- inspect.go: pastBrief
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+  from onceq.job_history h;
+
 -- inspect.go: pastIDs
 select h.id from onceq.job_history h;
 
 -- inspect.go: pastInfo
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h;
 
@@ -4211,18 +4250,18 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint
@@ -4232,9 +4271,9 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
@@ -4258,27 +4297,27 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text
    order by w.id desc limit $2::int
 ),
 finished as (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
    where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.id >= $11::bigint and h.kind = $5::text
@@ -4295,18 +4334,18 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
@@ -4316,9 +4355,9 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from (
                select * from onceq.job_history h
@@ -4339,18 +4378,18 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and j.queue || '' = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and w.queue = $4::text
@@ -4360,9 +4399,9 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from (
                select * from onceq.job_history h
@@ -4383,27 +4422,27 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
    where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz and h.queue = $4::text
@@ -4420,18 +4459,18 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
    order by j.id + 0 desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
@@ -4441,9 +4480,9 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
@@ -4495,9 +4534,9 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
-       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
@@ -4508,9 +4547,9 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
@@ -4520,9 +4559,9 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
-       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
@@ -4532,13 +4571,20 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
 
+-- inspect.go: waitingBrief
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+  from onceq.job_waits w;
+
 -- inspect.go: waitingIDs
 select w.id from onceq.job_waits w;
 
 -- inspect.go: waitingInfo
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
-       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w;
 

@@ -89,7 +89,7 @@ policy in the next run, dead and cancelled ones keep them.`,
 
 func (a *app) doubts(ctx context.Context, filter onceq.Filter, limit int) (all []onceq.Doubt, next int64, err error) {
 	for {
-		filter.Limit = min(max(limit-len(all), 1), 200)
+		filter.Limit, filter.WithoutPayloads = min(max(limit-len(all), 1), 200), !a.json
 		inner, cancel := a.limited(ctx)
 		var page []onceq.Doubt
 		page, next, err = a.q.Doubts(inner, a.pool, filter)

@@ -127,7 +127,7 @@ It is known as long as that job is. onceq jobs list --group GROUP shows its memb
 			}
 			var people []onceq.JobInfo
 			if g.Dead+g.Held > 0 && after == 0 {
-				people, err = a.q.List(ctx, a.pool, onceq.Filter{Group: g.ID, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: min(limit, 1000)})
+				people, err = a.q.List(ctx, a.pool, onceq.Filter{Group: g.ID, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: min(limit, 1000), WithoutPayloads: !a.json})
 				if err != nil {
 					return err
 				}

@@ -90,7 +90,7 @@ const listTime = 5 * time.Second
 func (a *app) list(ctx context.Context, filter onceq.Filter, limit int) (jobs []onceq.JobInfo, next int64, err error) {
 	found := time.Now() // when a page was last full
 	for len(jobs) < limit {
-		filter.Limit = min(limit-len(jobs), 200)
+		filter.Limit, filter.WithoutPayloads = min(limit-len(jobs), 200), !a.json
 		inner, cancel := a.limited(ctx)
 		page, after, err := a.q.Page(inner, a.pool, filter)
 		cancel()
@@ -373,6 +373,9 @@ func (a *app) explainCommand() *cobra.Command {
 			case e.Cause() == onceq.CauseUnknown:
 				return &exit{codeNotFound, errors.New(e.String())}
 			case a.json:
+				if job, err := a.q.Get(ctx, a.pool, ids[0]); err == nil { // with its payload; it may have gone meanwhile
+					e.Job = job
+				}
 				return a.printJSON(e)
 			}
 			fmt.Fprintln(a.out, cleanLines(e.String()))
@@ -454,7 +457,7 @@ const gone = "is unknown, or ended and was not kept (Kind.Keep)"
 func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why string) error {
 	if v.always || agree.dry {
 		inner, cancel := a.limited(ctx)
-		jobs, err := a.q.List(inner, a.pool, onceq.Filter{IDs: ids, Limit: 1000})
+		jobs, err := a.q.List(inner, a.pool, onceq.Filter{IDs: ids, Limit: 1000, WithoutPayloads: true})
 		cancel()
 		if err != nil {
 			return err

@@ -117,7 +117,7 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 		if s.Waiting+s.Delayed+s.Retrying >= onceq.StatsCap {
 			continue
 		}
-		running, err := a.q.List(ctx, a.pool, onceq.Filter{Queue: s.Queue, States: []onceq.State{onceq.StateRunning}, Limit: 15 - len(now.running)})
+		running, err := a.q.List(ctx, a.pool, onceq.Filter{Queue: s.Queue, States: []onceq.State{onceq.StateRunning}, Limit: 15 - len(now.running), WithoutPayloads: true})
 		if err != nil {
 			return now, err
 		}

@@ -135,7 +135,7 @@ func (a *app) known(ctx context.Context, tx pgx.Tx, queue, kind string) (bool, e
 			return true, nil
 		}
 	}
-	jobs, err := a.q.List(ctx, tx, onceq.Filter{Queue: queue, Kind: kind, Limit: 1})
+	jobs, err := a.q.List(ctx, tx, onceq.Filter{Queue: queue, Kind: kind, Limit: 1, WithoutPayloads: true})
 	return len(jobs) > 0, err
 }
 

@@ -161,6 +161,46 @@ func TestList(t *testing.T) {
 	}
 }
 
+// Whoever wants no payloads, metadata and results gets all the rest, and the database reads none of them. Explain is such a one.
+func TestList_WithoutPayloads(t *testing.T) {
+	t.Parallel()
+	texts := &sqlTexts{}
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = texts }))
+	ctx, q := t.Context(), db.Queue
+	kept := onceq.Kind[string]{Name: "kept", Keep: time.Hour}
+	laned := onceq.Kind[string]{Name: "laned", Lane: func(string) string { return "x" }}
+	meta := map[string]string{"m": "secret"}
+	first := repairEnqueue(t, db, onceq.Job{Kind: "kept", Payload: "secret", Metadata: meta})
+	db.Drain(kept.Handle(func(_ context.Context, l *onceq.Lease, _ string) error { return l.SetResult("secret") }))
+	repairEnqueue(t, db, onceq.Job{Kind: "bytes", Payload: []byte{0, 255}, Metadata: meta})
+	for range 2 { // the second one waits for its lane
+		job := laned.Job("secret")
+		job.Metadata = meta
+		repairEnqueue(t, db, job)
+	}
+
+	whole := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{}))
+	require.Len(t, whole, 4)
+	texts.seen = nil
+	list := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{WithoutPayloads: true}))
+	page, _, err := q.Page(ctx, db.Pool, onceq.Filter{WithoutPayloads: true})
+	require.NoError(t, err)
+	require.Equal(t, list, page)
+	_, _, err = q.Doubts(ctx, db.Pool, onceq.Filter{WithoutPayloads: true, States: []onceq.State{onceq.StateWaiting, onceq.StateCompleted}})
+	require.NoError(t, err)
+	why := must[onceq.Explanation](t)(q.Explain(ctx, db.Pool, first))
+	require.Equal(t, list[3], why.Job)
+	for i, j := range whole {
+		require.Equal(t, 1, len(j.Metadata))
+		require.NotEqual(t, j.Payload == nil, j.Bytes == nil)
+		j.Payload, j.Bytes, j.Metadata, j.Result = nil, nil, nil, nil
+		require.Equal(t, j, list[i])
+	}
+	for _, text := range texts.seen {
+		require.NotRegexp(t, `[jwh]\.(payload|metadata|result)`, text)
+	}
+}
+
 // With 200,000 live jobs and 40,000 in the history, each page looks at few rows, and all pages together have what List has.
 func TestTrapPageReadsFewRowsOfManyJobs(t *testing.T) {
 	t.Parallel()
