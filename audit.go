@@ -27,7 +27,8 @@ type Action struct {
 const maxAction = 4096
 
 // RecordAction adds a line to the audit trail, inside db, and returns its ID. In the transaction of the action itself, both
-// happen or neither. The trail is kept until somebody deletes from the table actions; the Reaper does not.
+// happen or neither. The trail is kept until the owner of the table actions deletes from it: a role with
+// migrations.Grants cannot, and the Reaper does not.
 func (q *Queue) RecordAction(ctx context.Context, db DB, a Action) (id int64, err error) {
 	const insert = `
 insert into onceq.actions (who, what, job_id, about, why, outcome)

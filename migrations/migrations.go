@@ -355,12 +355,13 @@ func SQL(schema string) ([]Migration, error) {
 }
 
 // Grants returns the statements that give a role what onceq needs at run time, without DDL. Run them as the schema's
-// owner after every migration; they may be repeated.
+// owner after every migration; they may be repeated. The role reads and adds to the audit trail (actions), and cannot change or
+// remove lines of it.
 func Grants(schema, role string) string {
 	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	written := make([]string, 0, 8)
 	for _, table := range tables() {
-		if table != "meta" {
+		if table != "meta" && table != "actions" {
 			written = append(written, ident+"."+table)
 		}
 	}
@@ -372,6 +373,7 @@ func Grants(schema, role string) string {
 		`grant usage on schema $schema to $role;
 grant select on $read to $role;
 grant select, insert, update, delete on $written to $role;
+grant select, insert on $schema.actions to $role;
 grant usage on all sequences in schema $schema to $role;
 grant execute on all functions in schema $schema to $role;
 `)

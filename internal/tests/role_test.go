@@ -72,6 +72,19 @@ func TestRole_TheGrantsAreEnoughForEverythingAtRunTime(t *testing.T) {
 	require.ErrorContains(t, err, "permission denied")
 	_, err = pool.Exec(t.Context(), `update "Run""time 'x.y".meta set version = 2`)
 	require.ErrorContains(t, err, "permission denied")
+
+	// The audit trail grows, and whoever is in it cannot change it.
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	_, err = q.RecordAction(t.Context(), pool, onceq.Action{Who: "ada", What: "cancel"})
+	require.NoError(t, err)
+	trail, err := q.Actions(t.Context(), pool, onceq.ActionFilter{})
+	require.NoError(t, err)
+	require.Len(t, trail, 1)
+	for _, statement := range []string{`update actions set who = 'eve'`, `delete from actions`, `truncate actions`} {
+		_, err = pool.Exec(t.Context(), strings.Replace(statement, "actions", `"Run""time 'x.y".actions`, 1))
+		require.ErrorContains(t, err, "permission denied", statement)
+	}
 }
 
 // The main paths work where the database's default is another isolation level and callers have no transaction of their own.
