@@ -362,7 +362,7 @@ func (x *explaining) running(lock Reason) {
 	}
 	r.Text += "; its lease lasts until " + stamp(r.Until)
 	if p := j.Progress; p != nil {
-		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s %s", p.Done, p.Total, stamp(p.At), p.Note)
+		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s", p.Done, p.Total, stamp(p.At)) // its note may be as secret as a payload
 	}
 	switch {
 	case !x.cancelling.IsZero():

@@ -122,10 +122,10 @@ type confirmation struct {
 
 // confirm shows how many jobs an action takes, or what it deletes, before it does.
 func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
-	if !r.viewer.Act {
-		return nil, &statusError{http.StatusForbidden, "You may read this page and not act."}
-	}
 	d := confirmation{Do: r.values.Get("do")}
+	if may, _ := r.viewer.may(d.Do); !may {
+		return nil, notAllowed
+	}
 	title := "Are you sure?"
 	if d.Do == "limit" || d.Do == "remove-limit" {
 		if err := h.confirmLimit(ctx, r.values, &d); err != nil {
@@ -172,7 +172,7 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		if errors.Is(err, onceqcron.ErrElsewhere) {
 			d.Many, d.Count, d.Warning, err = false, 1, "The schedule is in an application's code: one of its workers is asked to do it, and how many these are is not known before.", nil
 		}
-		if err != nil && strings.HasPrefix(err.Error(), "onceqcron: ") && !errors.Is(err, onceqcron.ErrNotFound) {
+		if err != nil && !drivers(err) && strings.HasPrefix(err.Error(), "onceqcron: ") && !errors.Is(err, onceqcron.ErrNotFound) {
 			return nil, bad("%v", err)
 		} else if err != nil {
 			return nil, err
@@ -248,6 +248,7 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 // too late to be among those that were counted; before is 0 if there is none.
 func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (before int64, err error) {
 	began := time.Now()
+	f.WithoutPayloads = true
 	for f.After, f.Limit = 0, 2*pageSize; d.Count == 0; {
 		page, next, err := h.q.Page(ctx, h.db, f)
 		if err != nil {
@@ -375,17 +376,51 @@ func readShared(values url.Values) (name string, l onceq.Limit, err error) {
 	return name, l, nil
 }
 
+// notAllowed is what a viewer without the right to an action gets.
+var notAllowed = &statusError{http.StatusForbidden, "You may read this page and not do that."}
+
+// readForm reads the form of an action. It works on a copy of the request: by the body of its own one the server knows whether the
+// client still waits to be asked for it (Expect: 100-continue).
+func readForm(w http.ResponseWriter, r *http.Request) (url.Values, error) {
+	r = r.WithContext(r.Context())
+	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+	err := r.ParseForm()
+	return r.PostForm, err
+}
+
+// refuse records that an action was refused before anything of its form was read but what it is and of which job, schedule or queue.
+// What is no action of this page is only logged.
+func (h *Handler) refuse(ctx context.Context, viewer Viewer, values url.Values, why string) {
+	a := onceq.Action{Who: viewer.Name, What: values.Get("do"), Outcome: "refused: " + why}
+	a.JobID, _ = number(values, "id")
+	a.About, _ = field(values, "name")
+	h.log.LogAttrs(ctx, slog.LevelWarn, "onceqweb: refused to act", slog.String("who", a.Who), slog.String("what", line(a.What)),
+		slog.Int64("job_id", a.JobID), slog.String("about", a.About), slog.String("why", why))
+	if _, known := viewer.may(a.What); known {
+		_ = h.reading(ctx, func() error { return h.record(ctx, &a) })
+	}
+}
+
+// record adds a line to the audit trail, also after its request has ended or its time is up. It logs what keeps it from that.
+func (h *Handler) record(ctx context.Context, a *onceq.Action) (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.limits.act)
+	defer cancel()
+	if a.ID, err = h.q.RecordAction(ctx, h.db, *a); err != nil {
+		h.log.LogAttrs(ctx, slog.LevelError, "onceqweb: the audit trail lacks a line", slog.Any("action", *a), slog.Any("error", err))
+	}
+	return err
+}
+
 // act does what a form asks for.
 func (h *Handler) act(w http.ResponseWriter, r *request) {
-	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-	if err := r.ParseForm(); err != nil {
+	values, err := readForm(w, r.Request)
+	if err != nil {
 		h.fail(w, r, bad("the form cannot be read: %v", err))
 		return
 	}
-	values := r.PostForm
-	if !r.viewer.Act {
-		h.log.LogAttrs(r.Context(), slog.LevelWarn, "onceqweb: refused to act", slog.String("who", r.viewer.Name), slog.String("what", values.Get("do")))
-		h.fail(w, r, &statusError{http.StatusForbidden, "You may read this page and not act."})
+	if may, _ := r.viewer.may(values.Get("do")); !may {
+		h.refuse(r.Context(), r.viewer, values, "without the right to it")
+		h.fail(w, r, notAllowed)
 		return
 	}
 	a, err := readAction(r.viewer, values)
@@ -401,6 +436,7 @@ func (h *Handler) act(w http.ResponseWriter, r *request) {
 	defer cancel()
 	to, err := h.do(ctx, a)
 	h.forget()
+	err = h.hide(err)
 	h.log.LogAttrs(ctx, slog.LevelInfo, "onceqweb: action", slog.String("who", a.Who), slog.String("what", a.What), slog.Int64("job_id", a.JobID),
 		slog.String("about", a.About), slog.String("why", a.Why), slog.String("outcome", a.Outcome), slog.Any("error", err))
 	if err != nil {
@@ -418,6 +454,9 @@ func (h *Handler) act(w http.ResponseWriter, r *request) {
 // refused reports whether an error says that the action is not possible as things are, and not that the database failed.
 func refused(err error) bool {
 	var invalid *onceq.InvalidError
+	if drivers(err) {
+		return false
+	}
 	for _, e := range []error{onceq.ErrHeld, onceq.ErrDuplicate, onceq.ErrUnfinished, onceq.ErrKeyUnsettled} {
 		if errors.Is(err, e) {
 			return true
@@ -582,13 +621,28 @@ select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '
 		return err
 	})
 	if err != nil {
-		a.Outcome = "refused: " + line(err.Error())
-		if _, recordErr := h.q.RecordAction(ctx, h.db, a.Action); recordErr != nil {
-			err = errors.Join(err, recordErr)
+		err = h.hide(err)
+		a.Outcome = "refused: " + whyNot(err)
+		if answered := (*pgconn.PgError)(nil); a.ID != 0 && !errors.As(err, &answered) { // the commit was sent, and has no answer
+			a.Outcome = "not known: " + whyNot(err) + "; if it happened, a line of its own says so"
+			err = &statusError{http.StatusServiceUnavailable, "The database did not answer, and it is not known whether this happened. If it did, it is in the audit trail. " + sentence(err.Error())}
 		}
+		_ = h.record(ctx, &a.Action)
 		return "", err
 	}
 	return to + "done=" + strconv.FormatInt(a.ID, 10), nil
+}
+
+// whyNot is what the audit trail says of an error that hide has returned.
+func whyNot(err error) string {
+	var answered *pgconn.PgError
+	switch stopped := errors.As(err, &answered) && (answered.Code == "57014" || answered.Code == "55P03"); { // statement_timeout, lock_timeout
+	case errors.Is(err, context.Canceled):
+		return "the client went away"
+	case stopped, errors.Is(err, context.DeadlineExceeded):
+		return "its time was up; " + err.Error()
+	}
+	return line(err.Error())
 }
 
 // elsewhere is the outcome for a schedule that is in another process's code.
@@ -828,19 +882,15 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 		a.About = line(fmt.Sprintf("%s: %v", a.About, a.filter.IDs))
 	}
 	a.Outcome = "begins"
-	if _, err := h.q.RecordAction(ctx, h.db, a.Action); err != nil {
+	if err := h.record(ctx, &a.Action); err != nil {
 		return "", err
 	}
 	a.Outcome, err = run()
 	if err != nil {
-		a.Outcome += "; then: " + line(err.Error())
+		a.Outcome += "; then: " + whyNot(h.hide(err))
 	}
-	// The end is written even if the time is up.
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.limits.act)
-	defer cancel()
-	id, recordErr := h.q.RecordAction(end, h.db, a.Action)
-	if recordErr != nil {
-		return "", errors.Join(err, recordErr)
+	if err := h.record(ctx, &a.Action); err != nil {
+		return "", err
 	}
-	return to + "done=" + strconv.FormatInt(id, 10), nil
+	return to + "done=" + strconv.FormatInt(a.ID, 10), nil
 }

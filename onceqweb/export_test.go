@@ -1,6 +1,9 @@
 package onceqweb
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // Counting sets where the count before an action on many stops.
 func (h *Handler) Counting(limit int, d time.Duration) { h.countLimit, h.countTime = limit, d }
@@ -12,3 +15,23 @@ func (h *Handler) Patient() {
 
 // ShowsState sets how old the state may be that a page shows.
 func (h *Handler) ShowsState(d time.Duration) { h.limits.state = d }
+
+// MaxCachedBytes is how much a cache may hold.
+const MaxCachedBytes = maxCachedBytes
+
+// Cached is how many answers the page keeps, and about how many bytes of those that differ in size.
+func (h *Handler) Cached() (n, bytes int) {
+	count := func(mu *sync.Mutex, m, b int) {
+		mu.Unlock()
+		n, bytes = n+m, bytes+b
+	}
+	h.state.mu.Lock()
+	count(&h.state.mu, len(h.state.m), h.state.bytes)
+	h.lists.mu.Lock()
+	count(&h.lists.mu, len(h.lists.m), h.lists.bytes)
+	h.jobs.mu.Lock()
+	count(&h.jobs.mu, len(h.jobs.m), h.jobs.bytes)
+	h.doubts.mu.Lock()
+	count(&h.doubts.mu, len(h.doubts.m), h.doubts.bytes)
+	return n, bytes
+}

@@ -189,13 +189,45 @@ func sentence(text string) string {
 // maxShown is how much of a payload a page shows.
 const maxShown = 64 << 10
 
+// maxPretty bounds JSON with line breaks: in a payload of 500 levels each of them could become a thousand bytes.
+const maxPretty = 4 << 20
+
 // pretty is how JSON is shown.
 func pretty(raw json.RawMessage) string {
 	var b bytes.Buffer
+	if indented(raw) > maxPretty {
+		return string(raw)
+	}
 	if err := json.Indent(&b, raw, "", "  "); err != nil {
 		return string(raw)
 	}
 	return b.String()
+}
+
+// indented is how long JSON is with a line for each value, at least.
+func indented(raw json.RawMessage) int {
+	n, depth, text := len(raw), 0, false
+	for i, c := range raw {
+		switch {
+		case c == '"':
+			back := 0
+			for i-back > 0 && raw[i-back-1] == '\\' {
+				back++
+			}
+			if !text || back%2 == 0 {
+				text = !text
+			}
+		case text:
+		case c == '{', c == '[':
+			depth++
+			n += 2 * depth
+		case c == ',':
+			n += 2 * depth
+		case c == '}', c == ']':
+			depth--
+		}
+	}
+	return n
 }
 
 // readable is how bytes are shown.

@@ -3,6 +3,7 @@ package onceqweb
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"html/template"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"path"
@@ -18,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
@@ -26,20 +29,51 @@ import (
 
 // Viewer is who looks at the page, and what they may do besides reading.
 type Viewer struct {
-	Name     string // for the audit trail; required with Act
-	Act      bool   // cancel, redrive, resolve, fire a schedule, …
-	Payloads bool   // see payloads, results and metadata
+	// Name stands in the audit trail, and each name has its share of the live updates. A viewer without one is refused.
+	Name string
+
+	Payloads bool // see payloads, results, metadata and progress notes
+
+	Run    bool // let jobs run: retry, redrive, fire and back-fill schedules
+	Change bool // cancel, discard and move jobs
+	Decide bool // say what happened to effects; set limits; pause and resume queues, kinds and schedules
+	Act    bool // all three
 }
 
-// Config configures the page. The zero value is a page that is only for reading, without payloads.
+// may reports whether a viewer may do an action, and known whether there is one of that name, as forms call it.
+func (v Viewer) may(do string) (may, known bool) {
+	switch do {
+	case "retry", "redrive", "redrive-many", "fire", "backfill":
+		return v.Run, true
+	case "cancel", "cancel-many", "cancel-group", "discard", "discard-many", "move", "move-many":
+		return v.Change, true
+	case "resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit",
+		"pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind":
+		return v.Decide, true
+	}
+	return v.Run || v.Change || v.Decide, false
+}
+
+// Everybody is a Config.Viewer that lets everybody read who reaches the handler, without payloads. Their names are the addresses
+// that their requests come from.
+func Everybody(r *http.Request) (Viewer, error) {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	return Viewer{Name: "anonymous at " + host}, nil
+}
+
+// Config configures the page.
 type Config struct {
-	// Viewer says who makes a request. An error refuses it with 403, and is logged. Default: everybody who reaches the
-	// handler may read, and no more. Put the handler behind the application's own authentication.
+	// Viewer says who makes a request. Required. An error, and a Viewer without a Name, refuse the request with 403, and are
+	// logged. Everybody is for a page that needs no more than what stands before it.
 	Viewer func(*http.Request) (Viewer, error)
 
 	// Mask changes what a viewer with Payloads sees of a job of a kind, and the errors that everybody sees. field is
 	// "payload", "result", "metadata", "progress", "error", or "effect " with the name of an effect, for its result. text is
-	// what would be shown. For a key outside of jobs, kind is the key's scope. Where the kind is not known any more, as of a group's
+	// what would be shown, whole. Of a payload of bytes it is the bytes, which need not be UTF-8, and the page shows as hex what
+	// Mask makes of them if they are no text. For a key outside of jobs, kind is the key's scope. Where the kind is not known any more, as of a group's
 	// members that have completed, results are hidden if there is a Mask. Default: all is shown as it is.
 	Mask func(kind, field, text string) string
 
@@ -75,12 +109,12 @@ type Handler struct {
 	slots  chan struct{} // one for each read of the database that runs
 	offset atomic.Int64  // of the database's clock to this process's
 
-	state     cache[state]
-	findings  cache[[]onceq.Finding]
-	lists     cache[jobList]
-	jobs      cache[jobView]
-	doubts    cache[doubtsView]
-	schedules cache[[]onceqcron.Info]
+	state     cache[struct{}, state]
+	findings  cache[struct{}, []onceq.Finding]
+	lists     cache[filterKey, jobList]
+	jobs      cache[jobKey, jobView]
+	doubts    cache[filterKey, doubtsView]
+	schedules cache[struct{}, []onceqcron.Info]
 	good      atomic.Pointer[goodState]
 
 	hub hub
@@ -142,7 +176,7 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 		cfg.Logger = slog.Default()
 	}
 	if cfg.Viewer == nil {
-		cfg.Viewer = func(*http.Request) (Viewer, error) { return Viewer{}, nil }
+		return nil, errors.New("onceqweb: Config.Viewer is nil: it says who makes a request; use Everybody if everybody who reaches the page may read")
 	}
 	masks := cfg.Mask != nil
 	if !masks {
@@ -165,7 +199,9 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 			return nil, fmt.Errorf("onceqweb: Config.TrustedOrigins: %w", err)
 		}
 	}
+	protection.SetDenyHandler(http.HandlerFunc(h.foreign))
 	h.guard = protection.Handler(http.HandlerFunc(h.serve))
+	h.lists.size, h.jobs.size, h.doubts.size = jobList.size, jobView.size, doubtsView.size
 	h.hub.init(h)
 	h.countLimit, h.countTime = 100_000, time.Second
 	h.limits = limits{read: 5 * time.Second, act: 5 * time.Second, stream: time.Minute, state: refresh - 100*time.Millisecond}
@@ -207,6 +243,32 @@ type request struct {
 	values url.Values
 }
 
+// viewer says who makes a request.
+func (h *Handler) viewer(r *http.Request) (Viewer, error) {
+	v, err := h.cfg.Viewer(r)
+	if err == nil && v.Name == "" {
+		err = errors.New("Config.Viewer returned a Viewer without a Name")
+	}
+	if err != nil {
+		h.log.LogAttrs(r.Context(), slog.LevelWarn, "onceqweb: refused", slog.String("path", r.URL.Path), slog.Any("error", err))
+	}
+	if v.Act {
+		v.Run, v.Change, v.Decide = true, true, true
+	}
+	return v, err
+}
+
+// foreign refuses what another site's page has sent. An action is in the audit trail, under the name of whoever has been made to
+// send it.
+func (h *Handler) foreign(w http.ResponseWriter, r *http.Request) {
+	if viewer, err := h.viewer(r); err == nil && strings.HasSuffix(r.URL.Path, "/act") {
+		if values, err := readForm(w, r); err == nil {
+			h.refuse(r.Context(), viewer, values, "it came from another site's page")
+		}
+	}
+	http.Error(w, "This came from another site's page. Nothing was changed.", http.StatusForbidden)
+}
+
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Content-Security-Policy", policy)
@@ -232,17 +294,10 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	viewer, err := h.cfg.Viewer(r)
-	if err == nil && viewer.Act && viewer.Name == "" {
-		err = errors.New("Config.Viewer lets somebody act who has no name")
-	}
+	viewer, err := h.viewer(r)
 	if err != nil {
-		h.log.LogAttrs(r.Context(), slog.LevelWarn, "onceqweb: refused", slog.String("path", r.URL.Path), slog.Any("error", err))
 		http.Error(w, "You may not see this page.", http.StatusForbidden)
 		return
-	}
-	if viewer.Name == "" {
-		viewer.Name = "anonymous"
 	}
 	req := &request{Request: r, viewer: viewer}
 	switch {
@@ -254,7 +309,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, req, &statusError{http.StatusMethodNotAllowed, "This page is only for reading."})
 		return
 	case name == "live":
-		h.hub.serve(w, r)
+		h.hub.serve(w, req)
 		return
 	}
 	make, ok := pages[name]
@@ -292,6 +347,7 @@ type frame struct {
 	App    string
 	Assets string
 	Viewer Viewer
+	Acts   bool // the viewer may do something besides reading
 	Page   string
 	Done   *onceq.Action // what an action has done
 	Held   int           // effects that wait for a person, for the navigation; by queue no more than StatsCap
@@ -306,13 +362,14 @@ func (h *Handler) render(w http.ResponseWriter, r *request, v *view) {
 		return
 	}
 	f := frame{view: v, App: h.cfg.Title, Assets: assets, Viewer: r.viewer, Page: v.Template, Now: h.now()}
+	f.Acts, _ = r.viewer.may("")
 	if good := h.good.Load(); good != nil {
 		for _, s := range good.state.Queues {
 			f.Held += s.Held
 		}
 	}
 	if done := r.values.Get("done"); done != "" {
-		f.Done = h.done(r.Context(), done)
+		f.Done = h.done(r, done)
 	}
 	var b bytes.Buffer
 	if err := templates.ExecuteTemplate(&b, v.Template+".html", f); err != nil {
@@ -344,26 +401,59 @@ func bad(format string, args ...any) error {
 // fail shows an error.
 func (h *Handler) fail(w http.ResponseWriter, r *request, err error) {
 	v := &view{Template: "error", Title: "Not possible", Status: http.StatusServiceUnavailable}
+	err = h.hide(err)
 	var status *statusError
-	var invalid *onceq.InvalidError
+	var hidden *failure
 	switch {
 	case errors.As(err, &status):
 		v.Status, v.Data = status.status, status.text
-	case errors.As(err, &invalid):
-		v.Status, v.Data = http.StatusBadRequest, err.Error()
-	case errors.Is(err, onceq.ErrNotFound), errors.Is(err, onceqcron.ErrNotFound):
+	case !errors.As(err, &hidden) && (errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceqcron.ErrNotFound)):
 		v.Status, v.Data = http.StatusNotFound, err.Error()
+	case !errors.As(err, &hidden):
+		v.Status, v.Data = http.StatusBadRequest, err.Error()
 	case errors.Is(err, context.DeadlineExceeded):
 		v.Title = "The database did not answer in time"
-		v.Data = "It was given a few seconds. Narrow the search, by queue and state first, or try again: " + err.Error()
+		v.Data = "It was given a few seconds. Narrow the search, by queue and state first, or try again. " + sentence(err.Error())
 	default:
 		v.Title = "The database did not answer"
-		v.Data = err.Error()
-	}
-	if v.Status >= 500 {
-		h.log.LogAttrs(r.Context(), slog.LevelWarn, "onceqweb: page failed", slog.String("path", r.URL.Path), slog.Any("error", err))
+		v.Data = sentence(err.Error())
 	}
 	h.render(w, r, v)
+}
+
+// failure is an error that is in the log, under an id, and whose own text no page shows: what a driver says names hosts, users and
+// databases.
+type failure struct {
+	id  string
+	err error
+}
+
+func (f *failure) Error() string { return "the log of the application says why, under " + f.id }
+
+func (f *failure) Unwrap() error { return f.err }
+
+// hide returns what may be shown of an error: itself, if it says what is wrong with a request, and otherwise a *failure.
+func (h *Handler) hide(err error) error {
+	var status *statusError
+	var invalid *onceq.InvalidError
+	var logged *failure
+	if err == nil || errors.As(err, &status) || errors.As(err, &logged) {
+		return err
+	}
+	if !drivers(err) && (errors.As(err, &invalid) || refused(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceqcron.ErrNotFound)) {
+		return err
+	}
+	f := &failure{strings.ToLower(rand.Text()[:10]), err}
+	h.log.LogAttrs(context.Background(), slog.LevelWarn, "onceqweb: the database failed", slog.String("id", f.id), slog.Any("error", err))
+	return f
+}
+
+// drivers reports whether an error has in it what the database's driver or the network has said.
+func drivers(err error) bool {
+	var answered *pgconn.PgError
+	var connecting *pgconn.ConnectError
+	var network net.Error // and a context whose time is up
+	return errors.As(err, &answered) || errors.As(err, &connecting) || errors.As(err, &network) || errors.Is(err, context.Canceled)
 }
 
 // now is the database's time, as far as it is known.

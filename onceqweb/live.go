@@ -2,7 +2,6 @@ package onceqweb
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"net/http"
@@ -16,67 +15,44 @@ import (
 )
 
 // cache reads something at most once in a while for each key, however many ask. Those who come while it is read wait for the
-// same answer. It does not end when one of them leaves.
-type cache[V any] struct {
-	mu sync.Mutex
-	m  map[string]*cached[V]
+// same answer. It does not end when one of them leaves. Afterwards nothing of it stays.
+type cache[K comparable, V any] struct {
+	mu    sync.Mutex
+	m     map[K]*cached[V]
+	bytes int         // of all answers
+	size  func(V) int // of an answer, about; nil for those of which there is one
 }
 
 type cached[V any] struct {
 	began time.Time
 	ready chan struct{} // closed when the rest is there
-	took  time.Duration
 	value V
 	err   error
+	bytes int
 }
 
-// old reports whether it is time to read again. What is slow to read is read for a fifth of the time at most.
-func (e *cached[V]) old(every time.Duration) bool {
-	select {
-	case <-e.ready:
-	default:
-		return false
-	}
-	if e.err == nil {
-		every = max(every, 5*e.took)
-	}
-	return time.Since(e.began) >= every
-}
+// What a cache may hold. When there is more, all of it is forgotten but what was read last.
+const (
+	maxCached      = 200
+	maxCachedBytes = 8 << 20
+)
 
-// maxCached bounds a cache; the oldest leave.
-const maxCached = 200
-
-func (c *cache[V]) get(ctx context.Context, h *Handler, key string, every time.Duration, load func(context.Context) (V, error)) (V, error) {
+func (c *cache[K, V]) get(ctx context.Context, h *Handler, key K, every time.Duration, load func(context.Context) (V, error)) (V, error) {
 	c.mu.Lock()
 	e := c.m[key]
-	if e == nil || e.old(every) {
+	if e == nil {
+		if c.m == nil || len(c.m) >= maxCached {
+			c.m, c.bytes = make(map[K]*cached[V]), 0
+		}
 		e = &cached[V]{ready: make(chan struct{}), began: time.Now()}
-		if c.m == nil {
-			c.m = make(map[string]*cached[V])
-		}
-		if len(c.m) >= maxCached {
-			for k, old := range c.m {
-				if old.old(every) {
-					delete(c.m, k)
-				}
-			}
-		}
-		if len(c.m) >= maxCached {
-			clear(c.m)
-		}
 		c.m[key] = e
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.limits.read)
 		go func() {
 			defer cancel()
 			defer close(e.ready)
-			defer func() { e.took = time.Since(e.began) }()
-			select {
-			case h.slots <- struct{}{}:
-				defer func() { <-h.slots }()
-				e.value, e.err = load(ctx)
-			case <-ctx.Done():
-				e.err = ctx.Err()
-			}
+			e.err = h.reading(ctx, func() (err error) { e.value, err = load(ctx); return err })
+			e.err = h.hide(e.err)
+			c.keep(key, e, every)
 		}()
 	}
 	c.mu.Unlock()
@@ -87,6 +63,33 @@ func (c *cache[V]) get(ctx context.Context, h *Handler, key string, every time.D
 		var none V
 		return none, ctx.Err()
 	}
+}
+
+// keep keeps an answer until it is time to read again. What is slow to read is read for a fifth of the time at most.
+func (c *cache[K, V]) keep(key K, e *cached[V], every time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	took := time.Since(e.began)
+	if e.err == nil {
+		every = max(every, 5*took)
+	}
+	if c.m[key] != e { // forgotten meanwhile
+		return
+	}
+	if c.size != nil && e.err == nil {
+		e.bytes = c.size(e.value)
+	}
+	if c.bytes += e.bytes; c.bytes > maxCachedBytes {
+		c.m, c.bytes = map[K]*cached[V]{key: e}, e.bytes
+	}
+	time.AfterFunc(every-took, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.m[key] == e {
+			delete(c.m, key)
+			c.bytes -= e.bytes
+		}
+	})
 }
 
 // reading runs what a page reads by itself.
@@ -101,9 +104,9 @@ func (h *Handler) reading(ctx context.Context, read func() error) error {
 }
 
 // forget makes the next one who asks read again.
-func (c *cache[V]) forget() {
+func (c *cache[K, V]) forget() {
 	c.mu.Lock()
-	clear(c.m)
+	c.m, c.bytes = nil, 0
 	c.mu.Unlock()
 }
 
@@ -235,7 +238,7 @@ type goodState struct {
 }
 
 func (h *Handler) readState(ctx context.Context) (state, error) {
-	return h.state.get(ctx, h, "", h.limits.state, func(ctx context.Context) (s state, err error) {
+	return h.state.get(ctx, h, struct{}{}, h.limits.state, func(ctx context.Context) (s state, err error) {
 		if err = h.db.QueryRow(ctx, `select statement_timestamp()`).Scan(&s.At); err != nil {
 			return s, err
 		}
@@ -257,7 +260,7 @@ func (h *Handler) readState(ctx context.Context) (state, error) {
 }
 
 func (h *Handler) readFindings(ctx context.Context) ([]onceq.Finding, error) {
-	return h.findings.get(ctx, h, "", healthEvery, func(ctx context.Context) ([]onceq.Finding, error) {
+	return h.findings.get(ctx, h, struct{}{}, healthEvery, func(ctx context.Context) ([]onceq.Finding, error) {
 		st, _ := h.readState(ctx) // without it, Health finds out what is wrong
 		found, err := h.q.Health(ctx, st.Queues...)
 		if err != nil {
@@ -283,10 +286,12 @@ type hub struct {
 
 // sub is an open page.
 type sub struct {
-	topic string // "overview", "effects", or a job's id
-	job   int64
-	told  uint64 // the sum of what it shows; only the looking goroutine changes it
-	ch    chan struct{}
+	viewer string
+	topic  string // "overview", "effects", or a job's id
+	job    int64
+	told   uint64 // the sum of what it shows; only the looking goroutine changes it
+	ch     chan struct{}
+	ended  chan struct{} // closed when its place goes to another viewer
 }
 
 const (
@@ -300,17 +305,15 @@ func (b *hub) init(h *Handler) {
 
 func (b *hub) close() { b.once.Do(func() { close(b.closed) }) }
 
-// add counts a page in, and false if there are too many.
+// add counts a page in, and false if there are too many. Then a viewer who has fewer pages than another gets a place of that
+// one's, so that nobody takes them all.
 func (b *hub) add(s *sub) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	jobs := 0
-	for other := range b.subs {
-		if other.job != 0 {
-			jobs++
-		}
+	if len(b.subs) >= maxSubs && !b.displace(s, false) {
+		return false
 	}
-	if len(b.subs) >= maxSubs || s.job != 0 && jobs >= maxJobSubs {
+	if s.job != 0 && b.jobs() >= maxJobSubs && !b.displace(s, true) {
 		return false
 	}
 	b.subs[s] = true
@@ -318,6 +321,37 @@ func (b *hub) add(s *sub) bool {
 		b.looking = true
 		go b.look()
 	}
+	return true
+}
+
+// jobs counts the pages of single jobs.
+func (b *hub) jobs() (n int) {
+	for s := range b.subs {
+		if s.job != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// displace ends a page of the viewer who has most of them, if that one has more than s's viewer will have: of all pages, or of those
+// of single jobs.
+func (b *hub) displace(s *sub, ofJobs bool) bool {
+	n := make(map[string]int)
+	var most *sub
+	for other := range b.subs {
+		if ofJobs && other.job == 0 {
+			continue
+		}
+		if n[other.viewer]++; most == nil || n[other.viewer] > n[most.viewer] {
+			most = other
+		}
+	}
+	if n[most.viewer] <= n[s.viewer]+1 {
+		return false
+	}
+	delete(b.subs, most)
+	close(most.ended)
 	return true
 }
 
@@ -369,7 +403,7 @@ func (b *hub) tell(subs []*sub) {
 		}
 	}
 	if len(ids) > 0 && err == nil {
-		list, err := b.h.q.List(ctx, b.h.db, onceq.Filter{IDs: ids, Limit: maxJobSubs})
+		list, err := b.h.q.List(ctx, b.h.db, onceq.Filter{IDs: ids, Limit: maxJobSubs, WithoutPayloads: true})
 		for _, j := range list {
 			now[strconv.FormatInt(j.ID, 10)] = jobSum(j)
 		}
@@ -403,9 +437,15 @@ func (s *state) sums(err error) map[string]uint64 {
 	return map[string]uint64{"overview": sum(all.String(), err != nil), "effects": sum(held.String(), err != nil)}
 }
 
+// jobSum is over what every reader sees of a job, and over nothing else: whoever knows the rest could try payloads, and what Mask
+// hides, until the sum is right. A payload that was replaced is on the page after the next reload.
 func jobSum(j onceq.JobInfo) uint64 {
-	text, _ := json.Marshal(j) // what was read from the database always encodes
-	return sum(string(text), false)
+	text := fmt.Sprint(j.State, j.Queue, j.Priority, j.Attempts, j.MaxAttempts, j.Lost, j.Claims, j.Lane, j.Limit, j.WaitsFor, len(j.Errors),
+		j.RunAt.UnixMicro(), j.LeasedUntil.UnixMicro(), j.FinishedAt.UnixMicro(), j.KeepUntil.UnixMicro())
+	if p := j.Progress; p != nil {
+		text += fmt.Sprint(p.Done, p.Total, p.At.UnixMicro())
+	}
+	return sum(text, false)
 }
 
 func sum(text string, failed bool) uint64 {
@@ -418,8 +458,8 @@ func sum(text string, failed bool) uint64 {
 }
 
 // serve is the stream of one page: an event for each change. The page then reads itself again.
-func (b *hub) serve(w http.ResponseWriter, r *http.Request) {
-	s := &sub{topic: r.URL.Query().Get("of"), ch: make(chan struct{}, 1)}
+func (b *hub) serve(w http.ResponseWriter, r *request) {
+	s := &sub{viewer: r.viewer.Name, topic: r.URL.Query().Get("of"), ch: make(chan struct{}, 1), ended: make(chan struct{})}
 	s.told, _ = strconv.ParseUint(r.URL.Query().Get("v"), 10, 64)
 	switch s.topic {
 	case "overview", "effects":
@@ -468,6 +508,8 @@ func (b *hub) serve(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case <-end.C:
+			return
+		case <-s.ended:
 			return
 		case <-b.closed:
 			return

@@ -3,6 +3,7 @@ package onceqweb
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/url"
@@ -44,7 +45,8 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 			return nil, err
 		}
 		st = good.state
-		d.Behind = fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. It said: %v", age(time.Since(good.read)), err)
+		d.Behind = fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. %s",
+			age(time.Since(good.read)), sentence(h.hide(err).Error()))
 	}
 	d.State, d.Findings = st, slices.Concat(findings, st.findings()) // findings belong to all who ask
 	slices.SortStableFunc(d.Findings, func(a, b onceq.Finding) int {
@@ -237,22 +239,56 @@ func inWords(f onceq.Filter) string {
 	return strings.TrimSpace(text)
 }
 
+// filterKey names what a filter chooses, however it is written.
+type filterKey [sha256.Size]byte
+
+func keyOf(f onceq.Filter) filterKey {
+	f.States, f.IDs = slices.Sorted(slices.Values(f.States)), slices.Sorted(slices.Values(f.IDs))
+	return sha256.Sum256(fmt.Appendf(nil, "%s after %d", filterValues(f).Encode(), f.After))
+}
+
 const pageSize = 50
 
 // searchTime is how long a search looks for jobs that are rare before it shows what it has found.
 const searchTime = 50 * time.Millisecond
 
 type jobList struct {
-	jobs []onceq.JobInfo
-	next int64 // where to go on; 0 for the end
+	jobs []onceq.JobInfo // without payloads, each with its last error alone
+	next int64           // where to go on; 0 for the end
 }
 
+func (l jobList) size() (n int) {
+	for _, j := range l.jobs {
+		n += sizeOf(j)
+	}
+	return n
+}
+
+// sizeOf is about how many bytes a job takes.
+func sizeOf(j onceq.JobInfo) int {
+	n := 1000 + len(j.Payload) + len(j.Bytes) + len(j.Result)
+	for name, value := range j.Metadata {
+		n += len(name) + len(value)
+	}
+	for _, e := range j.Errors {
+		n += len(e.Error)
+	}
+	return n
+}
+
+// lastError leaves a job its last error alone.
+func lastError(j *onceq.JobInfo) { j.Errors = slices.Clone(j.Errors[max(len(j.Errors)-1, 0):]) }
+
 func (h *Handler) search(ctx context.Context, f onceq.Filter) (found jobList, err error) {
+	f.WithoutPayloads = true
 	for began := time.Now(); ; {
 		f.Limit = pageSize - len(found.jobs)
 		page, next, err := h.q.Page(ctx, h.db, f)
 		if err != nil {
 			return found, err
+		}
+		for i := range page {
+			lastError(&page[i])
 		}
 		found.jobs, found.next = append(found.jobs, page...), next
 		if f.After = next; next == 0 || len(found.jobs) == pageSize || time.Since(began) > searchTime {
@@ -273,17 +309,21 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	if asked != "" {
 		if id, err := strconv.ParseInt(asked, 10, 64); err == nil && id > 0 {
-			err := h.reading(ctx, func() error { _, err := h.q.Get(ctx, h.db, id); return err })
-			if err == nil {
-				return &view{To: "./job?id=" + strconv.FormatInt(id, 10)}, nil
-			} else if !errors.Is(err, onceq.ErrNotFound) {
+			var one []onceq.JobInfo
+			err := h.reading(ctx, func() (err error) {
+				one, err = h.q.List(ctx, h.db, onceq.Filter{IDs: []int64{id}, WithoutPayloads: true})
+				return err
+			})
+			if err != nil {
 				return nil, err
+			} else if len(one) > 0 {
+				return &view{To: "./job?id=" + strconv.FormatInt(id, 10)}, nil
 			}
 		}
 		return &view{To: "./keys?" + url.Values{"key": {asked}, "scope": {f.Scope}}.Encode()}, nil
 	}
 	f.Limit = pageSize
-	found, err := h.lists.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) (jobList, error) { return h.search(ctx, f) })
+	found, err := h.lists.get(ctx, h, keyOf(f), time.Second, func(ctx context.Context) (jobList, error) { return h.search(ctx, f) })
 	if err != nil {
 		return nil, err
 	}
@@ -325,11 +365,9 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		v.Set("after", strconv.FormatInt(found.next, 10))
 		d.Next, d.Short = "./jobs?"+v.Encode(), len(list) < pageSize
 	}
-	if r.viewer.Act {
-		for _, b := range bulks {
-			if b.restrict(f.States) != nil {
-				d.Bulk = append(d.Bulk, b)
-			}
+	for _, b := range bulks {
+		if may, _ := r.viewer.may(b.Do); may && b.restrict(f.States) != nil {
+			d.Bulk = append(d.Bulk, b)
 		}
 	}
 	return &view{Template: "jobs", Title: "Jobs", Data: d}, nil
@@ -347,13 +385,38 @@ type jobView struct {
 	Waits   onceq.GroupInfo // for which it waits, or did
 }
 
-func (h *Handler) readJob(ctx context.Context, id int64) (jobView, error) {
-	return h.jobs.get(ctx, h, strconv.FormatInt(id, 10), time.Second, func(ctx context.Context) (v jobView, err error) {
+func (v jobView) size() int {
+	n := sizeOf(v.Job)
+	for _, e := range v.Effects {
+		n += 1000 + len(e.Result) + len(e.Detail)
+	}
+	for _, a := range v.Actions {
+		n += 1000 + len(a.About) + len(a.Why) + len(a.Outcome)
+	}
+	return n + 8*len(v.Groups)
+}
+
+// jobKey is a job as a viewer sees it. For one who may not see its payload nothing of that is read, so that the page does not take
+// the longer, the larger it is.
+type jobKey struct {
+	id       int64
+	payloads bool
+}
+
+func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView, error) {
+	return h.jobs.get(ctx, h, jobKey{id, payloads}, time.Second, func(ctx context.Context) (v jobView, err error) {
 		why, err := h.q.Explain(ctx, h.db, id)
 		if err != nil {
 			return v, err
 		}
 		v.Job, v.Why = why.Job, why.Reasons
+		if payloads {
+			whole, err := h.q.Get(ctx, h.db, id)
+			if err != nil && !errors.Is(err, onceq.ErrNotFound) { // it may have gone meanwhile
+				return v, err
+			}
+			v.Job.Payload, v.Job.Bytes, v.Job.Metadata, v.Job.Result = whole.Payload, whole.Bytes, whole.Metadata, whole.Result
+		}
 		if v.Found = why.Cause() != onceq.CauseUnknown; v.Found {
 			if v.Effects, err = h.q.Effects(ctx, h.db, id); err != nil {
 				return v, err
@@ -391,10 +454,11 @@ type shownEffect struct {
 func (h *Handler) shown(kind string, e onceq.EffectInfo, viewer Viewer) shownEffect {
 	s := shownEffect{EffectInfo: e, Open: e.State == "held" || e.State == "uncertain"}
 	s.Detail = h.cfg.Mask(kind, "error", e.Detail)
-	if e.Result != nil {
-		if s.Result = "hidden"; viewer.Payloads {
-			s.Result = short(h.cfg.Mask(kind, "effect "+e.Name, pretty(e.Result)))
-		}
+	switch {
+	case viewer.Payloads && e.Result != nil:
+		s.Result = short(h.cfg.Mask(kind, "effect "+e.Name, pretty(e.Result)))
+	case !viewer.Payloads && e.State == "completed": // whether it has one or not
+		s.Result = "hidden"
 	}
 	return s
 }
@@ -408,7 +472,7 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if id == 0 {
 		return nil, bad("a job's page needs its id")
 	}
-	v, err := h.readJob(ctx, id)
+	v, err := h.readJob(ctx, id, r.viewer.Payloads)
 	if err != nil {
 		return nil, err
 	}
@@ -425,7 +489,6 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Found, Hidden                    bool
 		Payload, Metadata, Result        string
 		Note                             string // of the progress
-		Size                             int
 		Attempts                         []attempt
 		Effects                          []shownEffect
 		Open                             bool
@@ -450,16 +513,15 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		why.Text, why.Advice = h.cfg.Mask(j.Kind, "error", why.Text), h.cfg.Mask(j.Kind, "error", why.Advice)
 		d.Reasons = append(d.Reasons, why)
 	}
-	if j.Progress != nil {
-		d.Note = h.cfg.Mask(j.Kind, "progress", j.Progress.Note)
-	}
-	d.Size = max(len(j.Payload), len(j.Bytes))
 	if d.Hidden = !r.viewer.Payloads; !d.Hidden {
-		text := pretty(j.Payload)
-		if j.Bytes != nil {
-			text = readable(j.Bytes)
+		if j.Progress != nil {
+			d.Note = h.cfg.Mask(j.Kind, "progress", j.Progress.Note)
 		}
-		d.Payload = short(h.cfg.Mask(j.Kind, "payload", text))
+		if j.Bytes != nil { // in hex, Mask would find nothing
+			d.Payload = short(readable([]byte(h.cfg.Mask(j.Kind, "payload", string(j.Bytes)))))
+		} else {
+			d.Payload = short(h.cfg.Mask(j.Kind, "payload", pretty(j.Payload)))
+		}
 		if j.Metadata != nil {
 			d.Metadata = short(h.cfg.Mask(j.Kind, "metadata", pairs(j.Metadata)))
 		}
@@ -475,15 +537,17 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		d.Open = d.Open || one.Open
 		d.Effects = append(d.Effects, one)
 	}
-	if r.viewer.Act {
+	if r.viewer.Change {
 		d.Cancel = !j.State.Finished()
 		d.Move = j.State == onceq.StateWaiting || j.State == onceq.StateDelayed || j.State == onceq.StateRetrying
 		if d.Move {
 			d.Queues, d.Meant = h.destinations(ctx, j.Queue)
 		}
+		d.Go = j.State.Finished()
+	}
+	if r.viewer.Run {
 		d.Retry = !j.State.Finished() && j.State != onceq.StateRunning && j.RunAt.After(h.now())
 		d.Redrive = j.State == onceq.StateDead || j.State == onceq.StateCancelled
-		d.Go = j.State.Finished()
 	}
 	return page, nil
 }
@@ -494,12 +558,23 @@ type doubtsView struct {
 	Next   int64
 }
 
+func (v doubtsView) size() (n int) {
+	for _, d := range v.Doubts {
+		n += sizeOf(d.Job) + 1000 + len(d.Effect.Result) + len(d.Effect.Detail)
+	}
+	return n
+}
+
 // doubtful looks for effects of unknown outcome as search does for jobs.
 func (h *Handler) doubtful(ctx context.Context, f onceq.Filter) (v doubtsView, err error) {
+	f.WithoutPayloads = true
 	for began := time.Now(); ; f.After = v.Next {
 		var more []onceq.Doubt
 		if more, v.Next, err = h.q.Doubts(ctx, h.db, f); err != nil {
 			return v, err
+		}
+		for i := range more {
+			lastError(&more[i].Job)
 		}
 		v.Doubts = append(v.Doubts, more...)
 		if v.Next == 0 || len(v.Doubts) >= pageSize || time.Since(began) > searchTime {
@@ -519,7 +594,7 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if others {
 		f.Limit, f.States = 200, []onceq.State{onceq.StateRetrying, onceq.StateRunning, onceq.StateDead, onceq.StateCancelled}
 	}
-	found, err := h.doubts.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) (doubtsView, error) { return h.doubtful(ctx, f) })
+	found, err := h.doubts.get(ctx, h, keyOf(f), time.Second, func(ctx context.Context) (doubtsView, error) { return h.doubtful(ctx, f) })
 	if err != nil {
 		return nil, err
 	}
@@ -536,7 +611,7 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Next   string
 	}{Filter: f, Others: others}
 	for _, x := range found.Doubts {
-		o := one{Job: x.Job, Effect: h.shown(x.Job.Kind, x.Effect, r.viewer), Act: r.viewer.Act}
+		o := one{Job: x.Job, Effect: h.shown(x.Job.Kind, x.Effect, r.viewer), Act: r.viewer.Decide}
 		if n := len(x.Job.Errors); n > 0 && !strings.Contains(x.Job.Errors[n-1].Error, x.Effect.Detail) {
 			o.Last = line(h.cfg.Mask(x.Job.Kind, "error", x.Job.Errors[n-1].Error))
 		}
@@ -581,10 +656,11 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 			one := shownKey{KeyInfo: k, Open: k.State == "held" || k.State == "uncertain"}
 			kind := cmp.Or(k.Kind, k.Scope)
 			one.Detail = h.cfg.Mask(kind, "error", k.Detail)
-			if k.Result != nil {
-				if one.Result = "hidden"; r.viewer.Payloads {
-					one.Result = short(h.cfg.Mask(kind, "result", pretty(k.Result)))
-				}
+			switch {
+			case r.viewer.Payloads && k.Result != nil:
+				one.Result = short(h.cfg.Mask(kind, "result", pretty(k.Result)))
+			case !r.viewer.Payloads && k.State == "completed": // whether it has one or not
+				one.Result = "hidden"
 			}
 			d.Keys = append(d.Keys, one)
 		}
@@ -681,13 +757,13 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Output, Last string
 	}
 	d := struct {
-		Group    onceq.GroupInfo
-		People   []person // that wait for one: dead or held
-		Members  []member
-		Next     string
-		Hidden   bool
-		Act, End bool // dead ones can be redriven; the group can be cancelled
-	}{Hidden: !r.viewer.Payloads}
+		Group   onceq.GroupInfo
+		People  []person // that wait for one: dead or held
+		Members []member
+		Next    string
+		Acts    []bulk // what can be done with the dead ones
+		End     bool   // the group can be cancelled
+	}{}
 	var people []onceq.JobInfo
 	var members []onceq.Member
 	err = h.reading(ctx, func() (err error) {
@@ -695,7 +771,7 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 			return err
 		}
 		if d.Group.Dead+d.Group.Held > 0 && after == 0 {
-			people, err = h.q.List(ctx, h.db, onceq.Filter{Group: id, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: pageSize})
+			people, err = h.q.List(ctx, h.db, onceq.Filter{Group: id, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: pageSize, WithoutPayloads: true})
 			if err != nil {
 				return err
 			}
@@ -718,24 +794,29 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 		if m.Error != "" {
 			one.Last = line(h.cfg.Mask(m.Kind, "error", m.Error))
 		}
-		if m.Result != nil {
-			if one.Output = "hidden"; r.viewer.Payloads && (m.Kind != "" || !h.masks) {
-				one.Output = line(h.cfg.Mask(m.Kind, "result", string(m.Result)))
-			}
+		switch shown := r.viewer.Payloads && (m.Kind != "" || !h.masks); {
+		case shown && m.Result != nil:
+			one.Output = line(h.cfg.Mask(m.Kind, "result", string(m.Result)))
+		case !shown && m.State == onceq.StateCompleted: // whether it has one or not
+			one.Output = "hidden"
 		}
 		d.Members = append(d.Members, one)
 	}
 	if len(members) == pageSize {
 		d.Next = fmt.Sprintf("./group?id=%d&after=%d", id, members[pageSize-1].ID)
 	}
-	d.Act = r.viewer.Act && len(people) > 0
-	d.End = r.viewer.Act && (d.Group.Open > 0 || d.Group.Waits)
+	for _, b := range bulks {
+		if may, _ := r.viewer.may(b.Do); may && len(people) > 0 && (b.Do == "redrive-many" || b.Do == "discard-many") {
+			d.Acts = append(d.Acts, b)
+		}
+	}
+	d.End = r.viewer.Change && (d.Group.Open > 0 || d.Group.Waits)
 	return &view{Template: "group", Title: fmt.Sprintf("Group %d", id), Data: d}, nil
 }
 
 // schedules shows all schedules.
 func schedules(h *Handler, ctx context.Context, _ *request) (*view, error) {
-	list, err := h.schedules.get(ctx, h, "", time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
+	list, err := h.schedules.get(ctx, h, struct{}{}, time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
 	if err != nil {
 		return nil, err
 	}
@@ -759,7 +840,7 @@ func schedule(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Ticks []onceqcron.Done
 		Next  string
 	}{}
-	list, err := h.schedules.get(ctx, h, "", time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
+	list, err := h.schedules.get(ctx, h, struct{}{}, time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
 	if err != nil {
 		return nil, err
 	}
@@ -801,20 +882,27 @@ func audit(h *Handler, ctx context.Context, r *request) (*view, error) {
 	return &view{Template: "audit", Title: "Audit trail", Data: d}, nil
 }
 
-// done is the action whose result a page shows after it.
-func (h *Handler) done(ctx context.Context, text string) *onceq.Action {
+// justNow is for how long the page that follows an action says what was done.
+const justNow = time.Minute
+
+// done is the action whose result a page shows after it: only to those who have just done it, whatever link they have followed.
+func (h *Handler) done(r *request, text string) *onceq.Action {
 	id, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || id <= 0 || id == 1<<63-1 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, h.limits.read)
+	ctx, cancel := context.WithTimeout(r.Context(), h.limits.read)
 	defer cancel()
 	var list []onceq.Action
+	var now time.Time
 	err = h.reading(ctx, func() (err error) {
+		if err = h.db.QueryRow(ctx, `select statement_timestamp()`).Scan(&now); err != nil {
+			return err
+		}
 		list, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{After: id + 1, Limit: 1})
 		return err
 	})
-	if err != nil || len(list) == 0 || list[0].ID != id {
+	if err != nil || len(list) == 0 || list[0].ID != id || list[0].Who != r.viewer.Name || now.Sub(list[0].At) > justNow {
 		return nil
 	}
 	return &list[0]

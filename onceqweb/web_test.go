@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"html"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -69,6 +71,9 @@ func serveInTime(t *testing.T, db *queuetest.DB, cfg onceqweb.Config, pools ...*
 	t.Helper()
 	s := &site{t: t, log: new(bytes.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(&lockedBuffer{b: s.log}, nil))
+	if cfg.Viewer == nil {
+		cfg.Viewer = onceqweb.Everybody
+	}
 	var err error
 	s.page, err = onceqweb.New(db.Queue, append(pools, db.Pool)[0], cfg)
 	require.NoError(t, err)
@@ -513,8 +518,9 @@ func TestLimits(t *testing.T) {
 	require.False(t, limits[1].Set)
 	trail, err := db.Queue.Actions(ctx, db.Pool, onceq.ActionFilter{Limit: 10})
 	require.NoError(t, err)
-	require.Equal(t, fmt.Sprintf("limit %q", name), trail[len(trail)-1].About)
-	require.Equal(t, "the contract", trail[len(trail)-1].Why)
+	require.Contains(t, trail[len(trail)-1].Outcome, "refused: ") // the reader's
+	require.Equal(t, fmt.Sprintf("limit %q", name), trail[len(trail)-2].About)
+	require.Equal(t, "the contract", trail[len(trail)-2].Why)
 }
 
 func TestJobs_PagesByKey(t *testing.T) {
@@ -545,7 +551,8 @@ func TestJobs_PagesByKey(t *testing.T) {
 	}
 }
 
-func TestViewer_ReadsOnlyByDefault(t *testing.T) {
+// What is open to everybody is open for reading alone. Who has no name gets nothing, whatever else Viewer says of them.
+func TestViewer_EverybodyOnlyReads(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	d := trouble.Make(t, db)
@@ -563,6 +570,7 @@ func TestViewer_ReadsOnlyByDefault(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, answer.StatusCode)
 	s.state(db, d.Dead[0], onceq.StateDead)
 	require.Contains(t, s.log.String(), "refused to act")
+	require.Contains(t, s.get("", http.StatusOK), "anonymous at 127.0.0.1")
 
 	// Nobody.
 	no := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{}, errors.New("no session") }})
@@ -570,9 +578,144 @@ func TestViewer_ReadsOnlyByDefault(t *testing.T) {
 		require.Equal(t, "You may not see this page.\n", no.get(path, http.StatusForbidden))
 	}
 	require.Contains(t, no.log.String(), "no session")
-	// Somebody who acts without a name would leave an audit trail without one.
-	nameless := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{Act: true}, nil }})
-	nameless.get("", http.StatusForbidden)
+	for _, v := range []onceqweb.Viewer{{}, {Payloads: true}, {Act: true}} {
+		nameless := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return v, nil }})
+		for _, path := range []string{"", "jobs", "live?of=overview"} {
+			nameless.get(path, http.StatusForbidden)
+		}
+		require.Contains(t, nameless.log.String(), "without a Name")
+	}
+}
+
+var doing = regexp.MustCompile(`name="do" value="([^"]*)"|confirm\?do=([a-z-]*)`)
+
+// Each right is to its own actions, and a viewer is shown no others.
+func TestViewer_Rights(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	rights := map[string][]string{
+		"run":    {"retry", "redrive", "redrive-many", "fire", "backfill"},
+		"change": {"cancel", "cancel-many", "cancel-group", "discard", "discard-many", "move", "move-many"},
+		"decide": {"resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit", "pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind"},
+	}
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "provider", onceq.Limit{AtOnce: 1}))
+	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, "nobodys", "x"))
+	_, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{{Kind: "a", Payload: 1}}, onceq.Job{Kind: "b", Payload: 1})
+	require.NoError(t, err)
+	for right, its := range rights {
+		viewer := onceqweb.Viewer{Name: right, Run: right == "run", Change: right == "change", Decide: right == "decide"}
+		s := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return viewer, nil }, Schedules: d.Schedules})
+		shown := map[string]bool{}
+		for at, text := range s.crawl(t) {
+			require.NotContains(t, text, "only reading", at)
+			for _, m := range doing.FindAllStringSubmatch(text, -1) {
+				require.Contains(t, its, m[1]+m[2], at)
+				shown[m[1]+m[2]] = true
+			}
+		}
+		require.GreaterOrEqual(t, len(shown), 4, "%s: %v", right, shown)
+		for other, forms := range rights {
+			for _, do := range forms {
+				answer, text := s.post(form("do", do), http.Header{"Sec-Fetch-Site": {"same-origin"}}) // without what it is about
+				require.Equal(t, map[bool]int{true: http.StatusBadRequest, false: http.StatusForbidden}[other == right], answer.StatusCode, "%s %s: %s", right, do, text)
+				if other != right {
+					s.get("confirm?do="+do, http.StatusForbidden)
+				}
+			}
+		}
+		answer, _ := s.post(form("do", "drop table"), nil)
+		require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+	}
+	all := serve(t, db, onceqweb.Config{Viewer: may(true, false)})
+	for _, forms := range rights {
+		for _, do := range forms {
+			answer, _ := all.post(form("do", do), nil)
+			require.Equal(t, http.StatusBadRequest, answer.StatusCode, do)
+		}
+	}
+	trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{Limit: 1000})
+	require.NoError(t, err)
+	require.Len(t, trail, 2*(5+7+13), "each that was refused")
+}
+
+// What differs between two jobs by their payloads, metadata, results and notes alone is nowhere in what a viewer without Payloads
+// gets: not in a page, not in its size, and not in what its stream follows.
+func TestPayloads_LeaveNoTrace(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	c := &counter{woken: make(chan struct{}, 100)}
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Tracer = c
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg) // the page's alone
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	kept := onceq.Kind[int]{Name: "kept", Keep: time.Hour, Key: func(n int) string { return fmt.Sprint("key-", n) }}
+	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{kept.Job(1)}, onceq.Job{Kind: "then", Payload: 1, Delay: time.Hour})
+	require.NoError(t, err)
+	db.Drain(kept.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	running := d.Running.ID
+	change := func(payload, note string) {
+		t.Helper()
+		result := map[bool]string{true: "null", false: "'" + payload + "'"}[payload == "1"]
+		for _, statement := range []string{
+			`update onceq.jobs set payload = '` + payload + `', metadata = '{"m":"` + note + `"}'`,
+			`update onceq.jobs set progress = jsonb_build_object('claims', claims, 'since', created_at, 'done', 1, 'total', 3, 'note', '` + note + `', 'at', created_at) where claims > 0`,
+			`update onceq.job_history set payload = '` + payload + `', metadata = '{"m":"` + note + `"}', result = ` + result,
+			`update onceq.job_fences set result = ` + result + ` where state = 3`,
+		} {
+			_, err := db.Pool.Exec(t.Context(), statement)
+			require.NoError(t, err)
+		}
+	}
+	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago)</span>|\d+ (?:s|min \d+ s)\b`)
+	read := func() map[string]string {
+		s := serve(t, db, onceqweb.Config{Schedules: d.Schedules}, pool) // with nothing in its memory
+		c.mu.Lock()
+		c.seen = nil
+		c.mu.Unlock()
+		texts := make(map[string]string)
+		for _, id := range []int64{d.Held, d.Dead[0], d.Retrying, d.Waiting, running, d.Completed, d.Cancelled, g.Then.ID, g.Members[0].ID} {
+			path := fmt.Sprintf("job?id=%d", id)
+			texts[path] = moving.ReplaceAllString(s.get(path, http.StatusOK), "")
+		}
+		for _, path := range []string{"jobs", "jobs?kind=kept", "effects", "effects?of=others", "keys?key=key-1", fmt.Sprintf("group?id=%d", g.Then.ID)} {
+			texts[path] = moving.ReplaceAllString(s.get(path, http.StatusOK), "")
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, statement := range c.seen { // a page that reads a payload takes the longer, the larger it is
+			require.NotRegexp(t, `[jwh]\.(payload|metadata|result)`, statement)
+		}
+		return texts
+	}
+	change("1", "a")
+	before := read()
+	change(`{"pin":"493817","more":"`+strings.Repeat("x", 5000)+`"}`, "another note")
+	for path, text := range read() {
+		require.Equal(t, before[path], text, path)
+	}
+
+	// A stream says nothing of it either. What follows is seen, and is the first that is.
+	s := serve(t, db, onceqweb.Config{}, pool)
+	page := html.UnescapeString(s.get(fmt.Sprintf("job?id=%d", running), http.StatusOK))
+	follows := regexp.MustCompile(`\./live\?of=([^"]*)"`).FindStringSubmatch(page)
+	require.NotNil(t, follows)
+	c.mu.Lock()
+	looks := c.lists
+	c.mu.Unlock()
+	change(`{"pin":"1"}`, "a third")
+	events := s.follow(t.Context(), follows[1])
+	require.Eventually(t, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.lists >= looks+2
+	}, time.Minute, 10*time.Millisecond)
+	require.Empty(t, events)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set max_attempts = max_attempts + 1 where id = $1`, running)
+	require.NoError(t, err)
+	require.Equal(t, "change", <-events)
 }
 
 func TestMask(t *testing.T) {
@@ -595,6 +738,19 @@ func TestMask(t *testing.T) {
 	}
 	s.act("do", "resolve", "id", fmt.Sprint(d.Held), "effect", "charge", "decision", "applied", "result", `{"receipt":"visa-4242"}`, "why", "looked it up")
 	require.NotContains(t, s.get(fmt.Sprintf("job?id=%d", d.Held), http.StatusOK), "visa-4242")
+	// Bytes that are no text are shown in hex, in which a mask finds nothing.
+	raw, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "raw", Payload: []byte("\x00\xff visa-4242 \x01")})
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set progress = jsonb_build_object('claims', claims, 'since', created_at, 'done', 1, 'total', 3, 'note', 'row of visa-4242', 'at', created_at) where id = $1`, d.Running.ID)
+	require.NoError(t, err)
+	page := s.get(fmt.Sprintf("job?id=%d", raw.ID), http.StatusOK)
+	require.Contains(t, page, "00 ff 20 e2 80 a2")
+	require.NotContains(t, page, "76 69 73 61") // visa
+	page = s.get(fmt.Sprintf("job?id=%d", d.Running.ID), http.StatusOK)
+	require.Contains(t, page, "row of ••••")
+	require.NotContains(t, page, "visa-4242")
+	reader := serve(t, db, onceqweb.Config{})
+	require.NotContains(t, reader.get(fmt.Sprintf("job?id=%d", d.Running.ID), http.StatusOK), "row of")
 	for _, f := range []string{"charge payload", "report result", "report metadata", "welcome error", "charge error", "charge effect charge"} {
 		require.True(t, fields[f], f)
 	}
@@ -620,6 +776,66 @@ func TestMask_ByKind(t *testing.T) {
 	for _, at := range []string{fmt.Sprintf("group?id=%d", g.Then.ID), "keys?key=c-1"} {
 		require.Contains(t, open.get(at, http.StatusOK), "visa-4242", at)
 		require.NotContains(t, s.get(at, http.StatusOK), "visa-4242", at)
+	}
+}
+
+// A payload of five hundred levels is not made a thousand times as long by its indentation.
+func TestPayload_OfManyLevels(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	deep := strings.Repeat("[", 400) + strings.Repeat("1,", 200_000) + "1" + strings.Repeat("]", 400)
+	job, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: json.RawMessage(deep)})
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{Viewer: may(false, true)})
+	require.Contains(t, s.get(fmt.Sprintf("job?id=%d", job.ID), http.StatusOK), "[[[[[[1, 1, 1")
+}
+
+// What a page keeps of what it has read is bounded, and goes by itself.
+func TestCaches_AreBoundedAndEmptyThemselves(t *testing.T) {
+	t.Parallel()
+	c := &counter{woken: make(chan struct{}, 100)}
+	db := newDB(t, queuetest.PoolConfig(func(p *pgxpool.Config) { p.ConnConfig.Tracer = c }))
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	var jobs []onceq.Job
+	for range 20 {
+		jobs = append(jobs, onceq.Job{Kind: "k", Payload: strings.Repeat("x", 1000<<10)})
+	}
+	all, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	most := 0
+	for i, r := range all {
+		s.get(fmt.Sprintf("job?id=%d", r.ID), http.StatusOK)
+		s.get(fmt.Sprintf("jobs?queue=default&other=%d", i), http.StatusOK)
+		n, bytes := s.page.Cached()
+		require.LessOrEqual(t, bytes, 2*onceqweb.MaxCachedBytes)
+		require.LessOrEqual(t, n, 500)
+		most = max(most, bytes)
+	}
+	require.Positive(t, most)
+	require.Eventually(t, func() bool { n, bytes := s.page.Cached(); return n == 0 && bytes == 0 }, 5*time.Minute, 10*time.Millisecond)
+
+	// However a search is written, it is read once; if the machine stands still in between, it is forgotten, and tried anew.
+	lists := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.lists
+	}
+	for i := 0; ; i++ {
+		require.Less(t, i, 100)
+		before := lists()
+		for _, path := range []string{"jobs?state=dead&state=waiting&queue=q%d", "jobs?queue=q%d&state=waiting&state=dead&x=1", "jobs?queue=+q%d&state=dead&state=waiting&kind="} {
+			s.get(fmt.Sprintf(path, i), http.StatusOK)
+		}
+		if lists() == before+1 {
+			break
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, statement := range c.seen {
+		if strings.Contains(statement, "live as (") {
+			require.NotContains(t, statement, "j.payload")
+		}
 	}
 }
 
@@ -993,7 +1209,8 @@ func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
 type counter struct {
 	mu    sync.Mutex
 	stats int
-	lists int // of the jobs that open pages show
+	lists int // of jobs: searches, and what open pages show
+	seen  []string
 	all   int
 	woken chan struct{}
 }
@@ -1015,7 +1232,8 @@ func (c *counter) saw(statement string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all++
-	if strings.Contains(statement, "as fence_job") {
+	c.seen = append(c.seen, statement)
+	if strings.Contains(statement, "live as (") && !strings.Contains(statement, "names as materialized") {
 		c.lists++
 	}
 	if strings.Contains(statement, "names as materialized") {
@@ -1134,6 +1352,38 @@ func TestLive_AHundredPagesCostAsMuchAsOne(t *testing.T) {
 	s.get("live?of=nothing", http.StatusBadRequest)
 }
 
+// One viewer has all the streams there are for single jobs. Another one gets a share of them, and the first one no more.
+func TestLive_EachViewerHasAShare(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	one, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{Viewer: func(r *http.Request) (onceqweb.Viewer, error) {
+		return onceqweb.Viewer{Name: r.URL.Query().Get("who")}, nil
+	}})
+	of := func(who string) string { return fmt.Sprintf("%d&who=%s", one.ID, who) }
+	ended := make(chan struct{}, 1000)
+	follow := func(who string) {
+		events := s.follow(t.Context(), of(who))
+		go func() {
+			for range events {
+			}
+			ended <- struct{}{}
+		}()
+	}
+	for range 100 {
+		follow("ada")
+	}
+	s.get("live?of="+of("ada"), http.StatusServiceUnavailable)
+	for range 50 {
+		follow("eve")
+		<-ended
+	}
+	s.get("live?of="+of("ada"), http.StatusServiceUnavailable)
+	s.get("live?of="+of("eve"), http.StatusServiceUnavailable)
+	require.Empty(t, ended)
+}
+
 func TestTimeLimits_AndADatabaseThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -1169,13 +1419,152 @@ func TestTimeLimits_AndADatabaseThatDoesNotAnswer(t *testing.T) {
 	s.state(db, d.Dead[0], onceq.StateDead)
 }
 
+// What the driver says of a database that is not there names the role, the database and the host: that is for the log.
+func TestErrors_OfTheDatabaseStayInTheLog(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://hidden_user:hidden_word@localhost:1/hidden_database?sslmode=disable")
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	s := serve(t, &queuetest.DB{Queue: q, Pool: pool}, onceqweb.Config{Viewer: may(true, true)})
+	said := func(text string) {
+		t.Helper()
+		for _, secret := range []string{"hidden_", "localhost", "refused", "connect"} {
+			require.NotContains(t, text, secret)
+		}
+		id := regexp.MustCompile(`says why, under ([a-z0-9]{10})`).FindStringSubmatch(text)
+		require.NotNil(t, id, text)
+		require.Regexp(t, `id=`+id[1]+` error=.*hidden_user`, s.log.String())
+	}
+	for _, path := range []string{"", "jobs", "jobs?q=1", "job?id=1", "effects", "keys?key=1", "lanes", "groups", "group?id=1", "schedules", "audit",
+		"confirm?do=cancel-many&queue=a", "confirm?do=limit&name=a&at-once=1", "confirm?do=cancel-group&id=1", "confirm?do=backfill&name=a&from=2026-01-01"} {
+		said(s.get(path, http.StatusServiceUnavailable))
+	}
+	for _, pairs := range [][]string{{"do", "cancel", "id", "1"}, {"do", "fire", "name", "a"}, {"do", "cancel-many", "queue", "a", "after", "9", "why", "x"}} {
+		answer, text := s.post(form(pairs...), nil)
+		require.Equal(t, http.StatusServiceUnavailable, answer.StatusCode)
+		said(text)
+	}
+}
+
+// A link says nothing of what was done to those who have not just done it.
+func TestDone_OnlyForWhoHasJustDoneIt(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	job, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1, Delay: time.Hour})
+	require.NoError(t, err)
+	ada := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	eve := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{Name: "eve", Act: true}, nil }})
+	ada.act("do", "cancel", "id", fmt.Sprint(job.ID))
+	trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{})
+	require.NoError(t, err)
+	path := fmt.Sprintf("job?id=%d&done=%d", job.ID, trail[0].ID)
+	require.NotContains(t, eve.get(path, http.StatusOK), "Done:")
+	_, err = db.Pool.Exec(t.Context(), `update onceq.actions set at = at - interval '10 minutes'`)
+	require.NoError(t, err)
+	require.NotContains(t, ada.get(path, http.StatusOK), "Done:")
+}
+
+// What is refused is in the trail: for want of a right, from another site's page, because the time was up or the client went away.
+func TestTrail_HasWhatWasRefused(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	job, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1, Delay: time.Hour})
+	require.NoError(t, err)
+	cancel := form("do", "cancel", "id", fmt.Sprint(job.ID), "why", "x")
+	latest := func(n int, who, outcome string) {
+		t.Helper()
+		var trail []onceq.Action
+		require.Eventually(t, func() bool { // the client that went away does not wait for it
+			var err error
+			trail, err = db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{})
+			return err == nil && len(trail) == n
+		}, 5*time.Minute, 10*time.Millisecond)
+		require.Equal(t, []any{who, "cancel", job.ID}, []any{trail[0].Who, trail[0].What, trail[0].JobID})
+		require.Contains(t, trail[0].Outcome, outcome)
+	}
+	reader := serve(t, db, onceqweb.Config{Viewer: may(false, true)})
+	answer, _ := reader.post(cancel, nil)
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+	latest(1, "ada@example.com", "refused: without the right to it")
+	stop := &stops{}
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Tracer = stop
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)}, pool)
+	answer, _ = s.post(cancel, http.Header{"Sec-Fetch-Site": {"cross-site"}})
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+	latest(2, "ada@example.com", "refused: it came from another site's page")
+	no := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{}, errors.New("no session") }})
+	answer, _ = no.post(cancel, http.Header{"Sec-Fetch-Site": {"cross-site"}})
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+
+	// The client leaves in the middle of the action.
+	ctx, leave := context.WithCancel(t.Context())
+	stop.first = leave
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.base+"act", strings.NewReader(cancel.Encode()))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	_, err = client.Do(r)
+	require.ErrorIs(t, err, context.Canceled)
+	latest(3, "ada@example.com", "refused: the client went away")
+	// Its time is up there.
+	late := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 50*time.Millisecond)
+		defer cancel()
+		s.page.ServeHTTP(w, r.WithContext(ctx))
+	}))
+	t.Cleanup(late.Close)
+	s.base = late.URL + "/"
+	answer, text := s.post(cancel, nil)
+	require.Equal(t, http.StatusServiceUnavailable, answer.StatusCode, text)
+	latest(4, "ada@example.com", "refused: its time was up")
+	s.state(db, job.ID, onceq.StateDelayed)
+}
+
+// stops holds an action at its first statement until its context ends.
+type stops struct{ first func() }
+
+func (s *stops) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(d.SQL, "idle_in_transaction_session_timeout") {
+		s.first()
+		<-ctx.Done()
+	}
+	return ctx
+}
+
+func (*stops) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A client that waits to be asked for its form gets an answer also where the page does not want it.
+func TestAct_AnswersThoseWhoWaitToSendTheirForm(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	at, err := url.Parse(s.base)
+	require.NoError(t, err)
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", at.Host)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	_, err = fmt.Fprintf(conn, "POST %sact HTTP/1.1\r\nHost: %s\r\nContent-Type: text/plain\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n", at.Path, at.Host)
+	require.NoError(t, err)
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	defer func() { _ = answer.Body.Close() }()
+	require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+}
+
 func TestNew_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	for _, test := range []struct {
 		q   *onceq.Queue
 		cfg onceqweb.Config
-	}{{nil, onceqweb.Config{}}, {db.Queue, onceqweb.Config{Prefix: "admin"}}, {db.Queue, onceqweb.Config{TrustedOrigins: []string{"admin.example.com"}}}} {
+	}{{nil, onceqweb.Config{Viewer: onceqweb.Everybody}}, {db.Queue, onceqweb.Config{}}, {db.Queue, onceqweb.Config{Viewer: onceqweb.Everybody, Prefix: "admin"}},
+		{db.Queue, onceqweb.Config{Viewer: onceqweb.Everybody, TrustedOrigins: []string{"admin.example.com"}}}} {
 		_, err := onceqweb.New(test.q, db.Pool, test.cfg)
 		require.ErrorContains(t, err, "onceqweb: ")
 	}

@@ -379,6 +379,9 @@ func (a *app) explainCommand() *cobra.Command {
 				return a.printJSON(e)
 			}
 			fmt.Fprintln(a.out, cleanLines(e.String()))
+			if p := e.Job.Progress; p != nil && p.Note != "" {
+				fmt.Fprintln(a.out, "its handler's note: "+clean(p.Note))
+			}
 			return nil
 		},
 	}

@@ -1,5 +1,5 @@
 // Page serves the web page of a queue, in a process of its own or beside the application's other pages. Whoever has the
-// password may act; everybody else may read, without payloads.
+// password may read and act; nobody else sees anything.
 //
 //	DATABASE_URL=postgres://localhost/shop PAGE_PASSWORD=… go run -C examples ./page -addr localhost:8080
 package main
@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"crypto/subtle"
+	"errors"
 	"flag"
 	"log"
 	"net/http"
@@ -40,7 +41,7 @@ func main() {
 	server := &http.Server{Addr: *addr, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	server.RegisterOnShutdown(page.Close) // otherwise Shutdown would wait for the streams of live updates
 	context.AfterFunc(ctx, func() { _ = server.Shutdown(context.Background()) })
-	log.Printf("http://%s/admin/onceq/", *addr)
+	log.Printf("http://%s/admin/onceq/login", *addr)
 	if err := server.ListenAndServe(); err != http.ErrServerClosed {
 		log.Fatal(err)
 	}
@@ -48,15 +49,19 @@ func main() {
 
 // mount puts the page into the application's router.
 func mount(mux *http.ServeMux, q *onceq.Queue, pool *pgxpool.Pool, password string) (*onceqweb.Handler, error) {
+	// An application has sessions, and people with rights; this program has one password.
+	signedIn := func(r *http.Request) (name string, ok bool) {
+		name, given, _ := r.BasicAuth()
+		return name, name != "" && password != "" && subtle.ConstantTimeCompare([]byte(given), []byte(password)) == 1
+	}
 	page, err := onceqweb.New(q, pool, onceqweb.Config{
 		Title: "shop, production",
 		Viewer: func(r *http.Request) (onceqweb.Viewer, error) {
-			// An application has sessions; this program has a password.
-			name, given, _ := r.BasicAuth()
-			if password == "" || name == "" || subtle.ConstantTimeCompare([]byte(given), []byte(password)) == 0 {
-				return onceqweb.Viewer{}, nil
+			name, ok := signedIn(r)
+			if !ok {
+				return onceqweb.Viewer{}, errors.New("no name, or not the password")
 			}
-			return onceqweb.Viewer{Name: name, Act: true, Payloads: true}, nil
+			return onceqweb.Viewer{Name: name, Payloads: true, Act: true}, nil
 		},
 		Mask: func(_, _, text string) string { return cards.ReplaceAllString(text, "•••• $1") },
 	})
@@ -65,7 +70,7 @@ func mount(mux *http.ServeMux, q *onceq.Queue, pool *pgxpool.Pool, password stri
 	}
 	mux.Handle("/admin/onceq/", http.StripPrefix("/admin/onceq", page))
 	mux.HandleFunc("/admin/onceq/login", func(w http.ResponseWriter, r *http.Request) {
-		if _, _, ok := r.BasicAuth(); !ok {
+		if _, ok := signedIn(r); !ok { // also with a wrong password: the browser asks again
 			w.Header().Set("WWW-Authenticate", `Basic realm="onceq"`)
 			http.Error(w, "name and password", http.StatusUnauthorized)
 			return

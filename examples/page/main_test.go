@@ -29,14 +29,14 @@ func TestPage(t *testing.T) {
 		server.Close()
 	})
 	id := strconv.FormatInt(job.ID, 10)
-	get := func(name, password string) string {
+	get := func(name, password string, status int) string {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/admin/onceq/job?id="+id, nil)
 		require.NoError(t, err)
 		if name != "" {
 			r.SetBasicAuth(name, password)
 		}
-		return send(t, r, http.StatusOK)
+		return send(t, r, status)
 	}
 	cancel := func(password string, status int) {
 		t.Helper()
@@ -47,10 +47,17 @@ func TestPage(t *testing.T) {
 		r.SetBasicAuth("ada", password)
 		send(t, r, status)
 	}
-	require.Contains(t, get("", ""), "hidden from you")
-	require.Contains(t, get("ada", "wrong"), "hidden from you")
-	require.Contains(t, get("ada", "secret"), "•••• 4242")
-	require.NotContains(t, get("ada", "secret"), "4000")
+	for _, given := range [][2]string{{"", ""}, {"", "secret"}, {"ada", ""}, {"ada", "wrong"}} {
+		require.Equal(t, "You may not see this page.\n", get(given[0], given[1], http.StatusForbidden))
+	}
+	require.Contains(t, get("ada", "secret", http.StatusOK), "•••• 4242")
+	require.NotContains(t, get("ada", "secret", http.StatusOK), "4000")
+	for password, status := range map[string]int{"": http.StatusUnauthorized, "wrong": http.StatusUnauthorized, "secret": http.StatusOK} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/admin/onceq/login", nil)
+		require.NoError(t, err)
+		r.SetBasicAuth("ada", password)
+		send(t, r, status)
+	}
 	cancel("wrong", http.StatusForbidden)
 	cancel("secret", http.StatusOK) // the page that follows
 	j, err := db.Queue.Get(t.Context(), db.Pool, job.ID)
