@@ -62,9 +62,14 @@ type Proof struct {
 	// "orders.last_error". Members of JSON are named by their path: "orders.details.seen".
 	Varies []string
 
-	// Provider answers HTTP calls, once for each effect. Default: 200 with an id. A status of 400 or above means that
-	// there was no effect.
+	// Provider answers HTTP calls, once for each effect. All runs share it. Default: 200 with an id; a GET with a key of
+	// onceq in its address gets the answer of the effect with that key, or 404 if there was none, so that it serves
+	// onceq.Ask. A status of 400 or above means that there was no effect.
 	Provider http.Handler
+
+	// NewProvider makes the Provider of one run, for one that remembers what it was told, such as the charges that a GET
+	// lists. It gets one call at a time. Set it instead of Provider.
+	NewProvider func() http.Handler
 
 	// NoDedup is for a provider that does not recognise a repeated idempotency key: each call is an effect of its own.
 	NoDedup bool
@@ -82,7 +87,8 @@ type Proof struct {
 	// onceq.NeverApplied().
 	Resolve func(job onceq.JobInfo, effect string, applied bool) onceq.Resolution
 
-	only func(*fault) bool // which faults to try, for this package's tests; nil for all
+	only  func(*fault) bool // which faults to try, for this package's tests; nil for all, or with -short for a sample
+	short bool              // as with -short
 }
 
 // SQL returns a Setup that runs statements.
@@ -145,6 +151,8 @@ func (o *Outcome) Count(query string, args ...any) int {
 // The run without faults must succeed, or end with a job that is dead because of onceq.Fatal. Each process has one job
 // at a time, or one batch.
 //
+// With -short Prove tries a sample: a few places for each kind of fault, at the handler's own steps. The log says so.
+//
 // A failure says in words where the fault was and how to repeat that run. It names the mistake if it is a known one.
 func Prove(t testing.TB, proof Proof) {
 	t.Helper()
@@ -181,6 +189,7 @@ type fault struct {
 	step  *step
 	after bool
 	apart bool // the second delivery comes in another second of the clock
+	later bool // not a fault: an earlier run of the job failed and one lost its lease, and sequences give other ids than usual
 }
 
 // name returns the fault's name for EnvProve.
@@ -188,6 +197,8 @@ func (f *fault) name() string {
 	switch {
 	case f == nil:
 		return "none"
+	case f.later:
+		return laterRun
 	case f.step == nil:
 		return faultNames[f.kind]
 	case f.kind != dying && f.kind != cutting:
@@ -198,10 +209,16 @@ func (f *fault) name() string {
 	return fmt.Sprintf("%s-%d-before", faultNames[f.kind], f.at)
 }
 
+// laterRun is the name of the run whose job has failed once, and lost a worker once, before it begins.
+const laterRun = "later"
+
 // words says what goes wrong.
 func (f *fault) words() string {
-	if f == nil {
+	switch {
+	case f == nil:
 		return ""
+	case f.later:
+		return "its job had failed once and lost a worker before it began"
 	}
 	place := ""
 	if f.step != nil {
@@ -270,9 +287,9 @@ func faults(tape []*step, attempts bool) []*fault {
 	return all
 }
 
-// slots bounds how many runs of all proofs of the test process go on at once: each has about seven sessions on the
+// slots bounds how many runs of all proofs of the test process go on at once. They mostly wait, and each has about seven sessions on the
 // server.
-var slots = make(chan struct{}, min(8, max(2, 2*runtime.GOMAXPROCS(0))))
+var slots = make(chan struct{}, min(8, 4*runtime.GOMAXPROCS(0)))
 
 // prover is one call of Prove.
 type prover struct {
@@ -281,7 +298,9 @@ type prover struct {
 	server   *server
 	template string
 	calm     *proofRun   // the run without faults
-	calms    []*proofRun // calm, a second one at the end, and one with jobs that lost an earlier worker
+	calms    []*proofRun // calm, a second one at the end, and later
+	later    *proofRun   // the run of that name, if it ended like the others; it must do no less than they
+	before   contents    // after Setup
 	tables   map[string]*standard
 	width    int // how many jobs the handler takes at a time
 }
@@ -293,6 +312,7 @@ type report struct {
 	runs   []*proofRun // in the order of the faults; the first is the one without a fault
 	keys   string      // what is wrong with the job's key; "" for nothing
 	calm   *proofRun
+	places int // how many faults there are, of which a sample was tried; 0 if all were
 	took   time.Duration
 	replay bool
 }
@@ -304,6 +324,8 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 		return nil, errors.New("Proof needs one of Handler and Handlers")
 	case (proof.Job == nil) == (proof.Jobs == nil):
 		return nil, errors.New("Proof needs one of Job and Jobs")
+	case proof.Provider != nil && proof.NewProvider != nil:
+		return nil, errors.New("Proof needs one of Provider and NewProvider")
 	}
 	if job := proof.Job; job != nil {
 		proof.Jobs = func() []onceq.Job { return []onceq.Job{job()} }
@@ -327,9 +349,9 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	}
 	defer drop()
 	if v.width = max(1, len(first)); v.width > 1 {
-		v.width = max(1, v.run(nil, false).most) // a run that finds out
+		v.width = max(1, v.run(nil).most) // a run that finds out
 	}
-	calm := v.run(nil, false)
+	calm := v.run(nil)
 	if err := calm.wrong(); err != nil {
 		return nil, err
 	}
@@ -344,12 +366,16 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	rep := &report{test: t.Name(), runs: []*proofRun{calm}, calm: calm, replay: only != ""}
 	rep.steps = v.calm.processes[0].tape
 	todo := faults(rep.steps, !slices.ContainsFunc(first, func(j onceq.Job) bool { return j.MaxAttempts == 1 }))
-	if proof.only != nil {
+	switch {
+	case proof.only != nil:
 		todo = slices.DeleteFunc(todo, func(f *fault) bool { return !proof.only(f) })
+	case (proof.short || testing.Short()) && only == "":
+		rep.places = len(todo)
+		todo = sample(todo)
 	}
 	if only != "" {
 		todo = slices.DeleteFunc(todo, func(f *fault) bool { return f.name() != only })
-		if len(todo) == 0 && only != "none" {
+		if len(todo) == 0 && only != "none" && only != laterRun {
 			return nil, fmt.Errorf("%s=%s is not a run of this proof", EnvProve, only)
 		}
 	}
@@ -359,7 +385,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	for range cap(slots) {
 		workers.Go(func() {
 			for i := range next {
-				runs[i] = v.run(todo[i], false)
+				runs[i] = v.run(todo[i])
 			}
 		})
 	}
@@ -372,10 +398,13 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	// Values that differ between runs without faults do not count. The last such run comes at the end and in another
 	// second, so that elapsed times differ as well.
 	anotherSecond(began)
-	if err := v.again(rep.steps); err != nil {
+	if err := v.again(); err != nil {
 		return nil, err
 	}
-	for _, r := range runs {
+	if v.later != nil {
+		rep.runs = append(rep.runs, v.later)
+	}
+	for _, r := range slices.Backward(rep.runs[1:]) { // the later run first: it explains others
 		r.judge()
 	}
 	if slices.ContainsFunc(first, func(j onceq.Job) bool { return j.Key != "" }) {
@@ -406,18 +435,16 @@ func (r *proofRun) wrong() error {
 }
 
 // again makes the other runs without faults. One repeats the first. The other has other ids, and jobs that have failed
-// once and whose next worker died before it began.
-func (v *prover) again(tape []*step) error {
-	second := v.run(nil, false)
+// once and lost a worker once.
+func (v *prover) again() error {
+	second := v.run(nil)
 	if err := second.wrong(); err != nil {
 		return fmt.Errorf("a second time, %w", err)
 	}
 	v.calms = []*proofRun{v.calm, second}
-	if at := slices.IndexFunc(tape, func(s *step) bool { return s.leased }); at >= 0 {
-		r := v.run(&fault{kind: dying, at: at + 1, step: tape[at]}, true)
-		if r.err == nil && len(r.failed) == 0 && slices.Equal(r.states, v.calm.states) {
-			v.calms = append(v.calms, r)
-		}
+	r := v.run(&fault{later: true})
+	if r.err == nil && len(r.failed) == 0 && slices.Equal(r.states, v.calm.states) {
+		v.calms, v.later = append(v.calms, r), r
 	}
 	v.tables = make(map[string]*standard)
 	all := make([]contents, len(v.calms))
@@ -460,6 +487,11 @@ func (v *prover) prepare(ctx context.Context) (drop func(), err error) {
 				return err
 			}
 		}
+		if v.Check == nil {
+			if v.before, err = read(ctx, pool, nil); err != nil {
+				return err
+			}
+		}
 		_, err = pool.Exec(ctx, `select setval('onceq.ids', greatest(last_value, $1)) from onceq.ids`, firstID)
 		return err
 	}()
@@ -489,7 +521,6 @@ func (v *prover) drop(name string) {
 type proofRun struct {
 	v         *prover
 	fault     *fault
-	others    bool // ids and attempts differ from the usual: see again
 	db        *DB
 	ids       []int64
 	provider  *provider
@@ -498,14 +529,15 @@ type proofRun struct {
 	passed    time.Duration // how far the database's clock was advanced
 	most      int           // the most jobs that the handler got at once
 
-	err      error    // why the run could not be made
-	missed   bool     // the step of the fault was not reached again
-	failed   []string // what is wrong
-	mistake  string   // the mistake that explains it; "" if unknown
-	also     bool     // Proof.Also accepted the outcome
-	strange  []string // effects that no run without faults has
-	contents contents // at the end, if there is no Check
-	earlier  contents // after one run of the job and before the next
+	err      error             // why the run could not be made
+	missed   bool              // the step of the fault was not reached again
+	failed   []string          // what is wrong
+	mistake  string            // the mistake that explains it; "" if unknown
+	also     bool              // Proof.Also accepted the outcome
+	strange  []string          // effects that no run without faults has
+	asked    map[effect]string // what was wrong with an answer of an Ask
+	contents contents          // at the end, if there is no Check
+	earlier  contents          // after one run of the job and before the next
 	states   []onceq.State
 	results  map[effect]json.RawMessage // of the jobs' effects, by the job's number
 }
@@ -513,7 +545,7 @@ type proofRun struct {
 // keep records the contents of the tables between two runs of the job.
 func (r *proofRun) keep(ctx context.Context) {
 	if r.v.Check == nil {
-		r.earlier, _ = r.read(ctx) // tables that a transaction keeps locked are left out
+		r.earlier, _ = read(ctx, r.db.Pool, r.ids) // tables that a transaction keeps locked are left out
 	}
 }
 
@@ -528,20 +560,47 @@ const (
 	patience        = 2 * time.Minute // for a process to reach its fault, or its end
 )
 
-// run makes one run. With others, sequences give other ids than usual, and the jobs have failed once.
-func (v *prover) run(f *fault, others bool) *proofRun {
+func (v *prover) run(f *fault) *proofRun {
 	slots <- struct{}{}
 	defer func() { <-slots }()
-	r := &proofRun{v: v, fault: f, others: others, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}}
+	r := &proofRun{v: v, fault: f, asked: make(map[effect]string)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		err := errEnded
 		defer func() { r.err = cmp.Or(err, r.err) }()
+		r.provider = v.provider()
 		err = r.all(context.Background())
 	}()
 	<-done
 	return r
+}
+
+// quickPlaces is how many faults of each kind a sample has.
+const quickPlaces = 3
+
+// sample chooses from all faults: of each kind the first, the last, and what lies evenly between them. The handler's own
+// steps show most mistakes, so they are taken where a kind has some.
+func sample(all []*fault) (some []*fault) {
+	kind := func(f *fault) string { return fmt.Sprint(faultNames[f.kind], f.after) }
+	groups, own := make(map[string][]*fault), make(map[string][]*fault)
+	for _, f := range all {
+		groups[kind(f)] = append(groups[kind(f)], f)
+		if f.step == nil || f.step.own() {
+			own[kind(f)] = append(own[kind(f)], f)
+		}
+	}
+	maps.Copy(groups, own)
+	for _, f := range all {
+		group := groups[kind(f)]
+		at, n := slices.Index(group, f), min(quickPlaces, len(group))
+		for i := range n {
+			if at == i*(len(group)-1)/max(1, n-1) {
+				some = append(some, f)
+			}
+		}
+	}
+	return some
 }
 
 // all makes a run from its database to its checks.
@@ -551,7 +610,7 @@ func (r *proofRun) all(ctx context.Context) error {
 		return err
 	}
 	defer r.v.drop(name)
-	if err := r.open(ctx, r.v.server.DatabaseURL(name), r.others); err != nil {
+	if err := r.open(ctx, r.v.server.DatabaseURL(name)); err != nil {
 		return err
 	}
 	defer r.close()
@@ -579,7 +638,7 @@ begin
 end
 $$`
 
-func (r *proofRun) open(ctx context.Context, url string, others bool) error {
+func (r *proofRun) open(ctx context.Context, url string) error {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return err
@@ -603,7 +662,8 @@ func (r *proofRun) open(ctx context.Context, url string, others bool) error {
 			pool.Close()
 		}
 	}()
-	if others {
+	later := r.fault != nil && r.fault.later
+	if later {
 		if _, err := pool.Exec(ctx, skip); err != nil {
 			return fmt.Errorf("skipping ids: %w", err)
 		}
@@ -619,8 +679,8 @@ func (r *proofRun) open(ctx context.Context, url string, others bool) error {
 		return err
 	}
 	ready = true
-	if others {
-		r.db.exec(`update onceq.jobs set attempts = attempts + 1 where max_attempts > 1 and id = any ($1)`, r.ids)
+	if later {
+		r.db.exec(`update onceq.jobs set attempts = attempts + (max_attempts > 1)::int, lost = lost + 1 where id = any ($1)`, r.ids)
 	}
 	return nil
 }
@@ -894,7 +954,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		return err
 	}
 	switch f := r.fault; {
-	case f == nil || f.survived() || f.kind == twice || f.kind == stopping:
+	case f == nil || f.later || f.survived() || f.kind == twice || f.kind == stopping:
 		if err := arrives(a.done, nil); err != nil {
 			return err
 		}
@@ -907,7 +967,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if f := r.fault; f != nil && !f.survived() {
+	if f := r.fault; f != nil && !f.later && !f.survived() {
 		if r.earlier == nil && (f.kind == dying || f.kind == twice || f.kind == stopping) {
 			r.keep(ctx)
 		}

@@ -49,16 +49,16 @@ func (r *proofRun) check(ctx context.Context) {
 		}
 	}
 	o := &Outcome{Pool: r.db.Pool, Queue: r.db.Queue, JobIDs: r.ids, Effects: r.provider.happened(), Fault: r.fault.words()}
-	if r.fault != nil && r.v.Also != nil && !r.others {
+	if r.fault != nil && r.v.Also != nil && !r.fault.later {
 		o.run(func() { r.also = r.v.Also(o) })
 	}
 	switch {
 	case r.also:
-	case r.v.Check != nil && r.others: // what Check says about ids may not hold
+	case r.v.Check != nil && r.fault != nil && r.fault.later: // what Check says about ids may not hold
 	case r.v.Check != nil:
 		o.run(func() { r.v.Check(o) })
 	case r.err == nil:
-		r.contents, r.err = r.read(ctx)
+		r.contents, r.err = read(ctx, r.db.Pool, r.ids)
 	}
 	r.failed = append(r.failed, o.errors...)
 }
@@ -86,7 +86,11 @@ func (r *proofRun) judge() {
 			if want := r.v.calm.states[i]; r.states[i] != want {
 				last := r.processes[len(r.processes)-1].lastError()
 				r.fail("the job ended %s, without faults %s (%v)", r.states[i], want, last)
-				if r.states[i] == onceq.StateDead {
+				switch why := r.unanswered(last); {
+				case r.states[i] != onceq.StateDead:
+				case why != "":
+					r.mistake = why
+				default:
 					r.mistake = "giving up for good: one fault made the job dead, although another attempt would have finished it. Make an error Fatal only if another attempt cannot help, and allow more than one attempt. If the job should end like this, say so with Proof.Also"
 				}
 			}
@@ -112,6 +116,14 @@ func (r *proofRun) compare() {
 		s := r.v.tables[name]
 		if words := s.differs(r.contents[name]); words != "" {
 			r.fail("%s", words)
+			if r.mistake == "" && r.skips() && s.less(r.contents[name]) {
+				r.mistake = repetition
+			}
+		} else if words := r.untouched(s); words != "" {
+			r.fail("%s", words)
+			if r.mistake == "" && r.skips() {
+				r.mistake = repetition
+			}
 		} else if words := s.rewritten(r.earlier[name], r.contents[name]); words != "" {
 			r.fail("%s", words)
 			r.mistake = "each run makes a new random value: the first one was committed, and somebody who has seen it has a value that is no longer valid. Make it in onceq.Once, which keeps what its function returns, or write it only if there is none yet, or write it through the transaction of Kind.HandleTx. If it may change, name it in Proof.Varies"
@@ -187,18 +199,23 @@ func (r *proofRun) usedUp(ctx context.Context) {
 
 // effects compares the effects outside with those of the run without faults.
 func (r *proofRun) effects() {
-	now, least, most := r.count(), r.v.calm.count(), r.v.calm.count()
+	now, calm := r.count(), r.v.calm.count()
+	least, most := maps.Clone(calm), maps.Clone(calm)
+	steady := maps.Clone(calm)
 	wandering := false // the addresses of some effects differ between runs without faults
-	for _, c := range r.v.calms[1:] {
+	for i, c := range r.v.calms[1:] {
 		n := c.count()
+		wandering = wandering || lacks(n, calm) && lacks(calm, n)
 		for what := range union(n, most) {
-			wandering = wandering || most[what] == 0
-			least[what], most[what] = min(least[what], n[what]), max(most[what], n[what])
+			steady[what], most[what] = min(steady[what], n[what]), max(most[what], n[what])
+			if i == 0 { // the later run may do more, but not less
+				least[what] = min(least[what], n[what])
+			}
 		}
 	}
 	if wandering {
-		r.places(now, least)
-		maps.DeleteFunc(most, func(what string, _ int) bool { return least[what] == 0 })
+		r.places(now, steady)
+		maps.DeleteFunc(most, func(what string, _ int) bool { return steady[what] == 0 })
 	} else {
 		r.strangers(now, most)
 	}
@@ -214,17 +231,58 @@ func (r *proofRun) effects() {
 			}
 		case n < least[what]:
 			r.fail("%s happened %s, without faults %s", what, times(n), times(least[what]))
-			if r.mistake == "" && r.stoppedShort() {
-				r.mistake = stoppedShort
-			}
-			if r.mistake == "" && r.fault != nil && r.fault.kind == refusing {
-				r.mistake = "an answer that nobody looks at: the server refused the call, and the handler went on as if it had been done. Return an error unless the status says that it was done; http.Client returns no error for a status"
-			}
-			if r.mistake == "" {
-				r.mistake = "recording before sending: the work was recorded as done, the effect was not made, and the next run believed the record. Put the call into onceq.Once, which tells an intent from an outcome"
-			}
+			r.mistake = cmp.Or(r.mistake, r.tooSeldom())
 		}
 	}
+}
+
+const repetition = "another run taken for a repetition: if Lease.Attempt or Lease.Lost says that the job began before, the handler leaves work out. The earlier run may have died before it did anything. Do the work in every run, in onceq.Once or through the transaction of Kind.HandleTx, which know what was done"
+
+// skips reports whether the handler does less in a later run of its job.
+func (r *proofRun) skips() bool {
+	return r == r.v.later || r.v.later != nil && r.v.later.mistake == repetition && !r.stoppedShort()
+}
+
+// tooSeldom explains an effect that happened less often than without faults.
+func (r *proofRun) tooSeldom() string {
+	if r.stoppedShort() {
+		return stoppedShort
+	}
+	for _, why := range r.asked {
+		return why
+	}
+	switch {
+	case r.skips():
+		return repetition
+	case r.fault != nil && r.fault.kind == refusing:
+		return "an answer that nobody looks at: the server refused the call, and the handler went on as if it had been done. Return an error unless the status says that it was done; http.Client returns no error for a status"
+	}
+	return "recording before sending: the work was recorded as done, the effect was not made, and the next run believed the record. Put the call into onceq.Once, which tells an intent from an outcome"
+}
+
+// answer notes what an Ask has said about an effect, if that is wrong.
+func (r *proofRun) answer(about effect, applied bool) {
+	made := r.provider.applied(about)
+	seen := r.v.calm != nil && slices.ContainsFunc(r.v.calm.provider.reached(), func(c call) bool { return c.once.name == about.name && c.counted })
+	if made == applied || !seen {
+		return
+	}
+	said, was := "had happened", "had not"
+	if made {
+		said, was = "had not happened", "had"
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked[about] = fmt.Sprintf("an Ask with a wrong answer: it said that effect %q %s, and it %s. Ask the provider for what the effect makes, by something that is the same in every run, such as the key that the Ask gets", about.name, said, was)
+}
+
+// unanswered explains a job that was asked about until its attempts were used up.
+func (r *proofRun) unanswered(last error) string {
+	var u *onceq.UncertainError
+	if !errors.As(last, &u) || !strings.Contains(u.Error(), "; asking failed: ") {
+		return ""
+	}
+	return fmt.Sprintf("an Ask without an answer: it returned an error each time, so nobody knew whether effect %q had happened until all attempts were used up. If the provider does not know the effect, which is often a status of 404, return false and no error", u.Effect)
 }
 
 // count counts the effects outside by what they are.
@@ -267,6 +325,16 @@ func (r *proofRun) strangers(now, most map[string]int) {
 	}
 }
 
+// lacks reports whether a has nothing of something that is in b.
+func lacks(a, b map[string]int) bool {
+	for what, n := range b {
+		if n > 0 && a[what] == 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // places compares the number of those effects whose addresses differ between runs without faults: those that are not steady.
 func (r *proofRun) places(now, steady map[string]int) {
 	sum := func(counts map[string]int) (n int, what string) {
@@ -278,7 +346,13 @@ func (r *proofRun) places(now, steady map[string]int) {
 		return n, what
 	}
 	n, what := sum(now)
-	if want, _ := sum(r.v.calm.count()); n > want {
+	want, whatCalm := sum(r.v.calm.count())
+	second, _ := sum(r.v.calms[1].count())
+	if least := min(want, second); n < least {
+		r.fail("%s and others like it happened %s, without faults %s", whatCalm, times(n), times(least))
+		r.mistake = r.tooSeldom()
+	}
+	if n > want {
 		r.fail("%s and others like it happened %s, without faults %s", what, times(n), times(want))
 		r.mistake = "the address of a call differs between the runs of one job: no provider recognises a repetition. Derive it from the job"
 	}
@@ -334,6 +408,9 @@ func (r *proofRun) tooOften(what string, want int) string {
 	}
 	if i := slices.IndexFunc(made, func(c call) bool { return c.late && c.once.name != "" }); i >= 0 {
 		return fmt.Sprintf("a call without its context: effect %q was made by a worker that woke up after its time. The context that onceq.Once gives to its function had ended, but the call does not use it; pass it on", made[i].once.name)
+	}
+	if why := r.asked[last.once]; why != "" {
+		return why
 	}
 	if last.once.name != "" && r.released(last.once) {
 		return fmt.Sprintf("an answer taken for a refusal: effect %q happened, but its error said onceq.NotApplied, so it was done again. A server that fails, or whose answer is lost, may have done the work; use NotApplied only for what was certainly refused", last.once.name)
@@ -536,7 +613,7 @@ func (rep *report) summary() string {
 		if r.err != nil || len(r.failed) > 0 {
 			failed++
 		}
-		if r.fault != nil {
+		if r.fault != nil && !r.fault.later {
 			kinds[r.fault.kind]++
 		}
 	}
@@ -572,8 +649,15 @@ func (rep *report) summary() string {
 	if calls == 1 {
 		seenCalls = "1 call seen"
 	}
+	sampled := 0
+	for _, n := range kinds {
+		sampled += n
+	}
 	text := fmt.Sprintf("%d steps, %s; died at %d places, lost a connection or an answer at %d, got 500 at %d and 503 at %d, froze at %d, met at %d, stopped at %d, ran twice; %s, in %s",
 		len(rep.steps), seenCalls, kinds[dying], kinds[cutting], kinds[failing], kinds[refusing], kinds[freezing], kinds[meeting], kinds[stopping], outcome, rep.took.Round(10*time.Millisecond))
+	if rep.places > 0 {
+		text += fmt.Sprintf("\n-short: a sample of %d of %d runs with a fault; without -short all are made", sampled, rep.places)
+	}
 	if len(blind) > 0 {
 		text += fmt.Sprintf("\n0 calls seen in effect %q: Prove cannot see a call that does not go through p.Client or p.Effect, and has not proven it", blind)
 	}

@@ -45,8 +45,18 @@ type provider struct {
 	effects []Effect
 	made    map[string]int       // number of effects, by their What
 	answers map[string]*answered // effects by their key, or by what else marks a repetition
+	given   []answer             // to the first call of each effect
 	other   []string             // keys that came back with another body, once each
 	shared  []call               // calls that used another job's key
+}
+
+// provider makes the outside world of a run.
+func (v *prover) provider() *provider {
+	p := &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}
+	if v.NewProvider != nil {
+		p.handler = v.NewProvider()
+	}
+	return p
 }
 
 // answered is an effect's first call and its answer.
@@ -81,6 +91,7 @@ func (v *provider) take(c call, req request) answer {
 		a := v.answer(c, req)
 		if c.counted = !req.safe && a.code < 400; c.counted {
 			v.effects = append(v.effects, c.Effect)
+			v.given = append(v.given, a)
 			v.made[c.What]++
 			if at != "" {
 				v.answers[at] = &answered{len(v.effects) - 1, c.job, req.sum, a}
@@ -115,6 +126,12 @@ func (v *provider) answer(c call, req request) answer {
 	case req.Request == nil:
 	case v.handler != nil:
 		v.handler.ServeHTTP(w, req.Request)
+	case req.about != "":
+		i := slices.IndexFunc(v.effects, func(e Effect) bool { return e.Key == req.about || strings.Contains(e.What, req.about) })
+		if i >= 0 {
+			return v.given[i]
+		}
+		w.WriteHeader(http.StatusNotFound)
 	default:
 		w.Header().Set("Content-Type", "application/json")
 		n := v.made[c.What] + 1

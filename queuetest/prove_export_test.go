@@ -15,11 +15,15 @@ type Proven struct {
 	Steps    []string
 	Faults   map[string]string // all of them, by name, in words
 	Runs     map[string]string // those that were run
+	Sample   []string          // names of those that -short leaves
 	Failures []string
 }
 
 // ProveAll is Prove with its report.
 func ProveAll(t testing.TB, proof Proof, only string) (Proven, error) {
+	if proof.only == nil && !proof.short {
+		proof = AllFaults(proof)
+	}
 	rep, err := prove(t, proof, only)
 	if err != nil {
 		return Proven{}, err
@@ -31,10 +35,25 @@ func ProveAll(t testing.TB, proof Proof, only string) (Proven, error) {
 	for _, f := range faults(rep.steps, true) {
 		p.Faults[f.name()] = f.words()
 	}
+	for _, f := range sample(faults(rep.steps, true)) {
+		p.Sample = append(p.Sample, f.name())
+	}
 	for _, r := range rep.runs {
 		p.Runs[r.fault.name()] = r.fault.words()
 	}
 	return p, nil
+}
+
+// AllFaults tries all faults, also with -short.
+func AllFaults(proof Proof) Proof {
+	proof.only = func(*fault) bool { return true }
+	return proof
+}
+
+// Sampled tries what -short leaves.
+func Sampled(proof Proof) Proof {
+	proof.short = true
+	return proof
 }
 
 // AtOwnSteps leaves out the faults at onceq's statements around the handler's own and its calls. It is for tests of

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -94,6 +95,16 @@ func (p *Process) event(_ context.Context, e onceq.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
+	case e.Type == onceq.EventReplayed && e.Name != "":
+		// An effect of a job that was done before has no new outcome. Its Ask has said that it was done.
+		about := effect{strconv.FormatInt(e.JobID, 10), e.Name}
+		i := len(p.tape) - 1
+		for i >= 0 && p.tape[i].effect != about {
+			i--
+		}
+		if i >= 0 && p.tape[i].role == roleOutcome {
+			p.run.answer(about, true)
+		}
 	case e.Name != "" || e.JobID == 0:
 	case e.Type == onceq.EventClaimed:
 		p.job, p.attempt, p.token = e.JobID, e.Attempt, e.Token
@@ -281,6 +292,9 @@ func (p *Process) note(s *step) {
 		p.once = s.effect
 	case roleOutcome:
 		p.once = effect{}
+	}
+	if s.denied {
+		p.run.answer(s.effect, false)
 	}
 	if s.ends() {
 		p.leased = false

@@ -19,11 +19,12 @@ import (
 // request is an HTTP call and what it means.
 type request struct {
 	*http.Request
-	body []byte
-	safe bool   // it changes nothing
-	key  string // the key by which a provider recognises a repetition; "" for none
-	same string // for repeatable methods: equal if the same thing is requested
-	sum  string // digest of what is requested
+	body  []byte
+	safe  bool   // it changes nothing
+	key   string // the key by which a provider recognises a repetition; "" for none
+	about string // the key of onceq that a GET asks about; "" for none
+	same  string // for repeatable methods: equal if the same thing is requested
+	sum   string // digest of what is requested
 }
 
 // These methods change nothing, or may be repeated (IANA's registry of HTTP methods).
@@ -46,7 +47,10 @@ func (v *prover) read(req *http.Request, body []byte) request {
 		out.Body = io.NopCloser(bytes.NewReader(body))
 		return out
 	}
-	r.safe = slices.Contains(safeMethods, req.Method) || fetchesToken(req, body) || v.Safe != nil && v.Safe(asked())
+	r.safe = slices.Contains(safeMethods, req.Method) || fetchesToken(req, body) || readsGraph(req, body) || v.Safe != nil && v.Safe(asked())
+	if req.Method == http.MethodGet || req.Method == http.MethodHead {
+		r.about = ours.FindString(req.URL.String())
+	}
 	if v.Key != nil {
 		r.key = v.Key(asked())
 	}
@@ -73,13 +77,64 @@ func (v *prover) read(req *http.Request, body []byte) request {
 	return r
 }
 
-// fetchesToken reports whether a request asks for an access token (RFC 6749, section 4), which may be repeated at will.
+// fetchesToken reports whether a request asks for an access token (RFC 6749, section 4), which may be repeated at will. The
+// grant is in a form, and with some providers in JSON or in the address. A client may leave the form's content type out.
 func fetchesToken(req *http.Request, body []byte) bool {
-	if req.Method != http.MethodPost || mediaType(req.Header) != "application/x-www-form-urlencoded" {
+	if req.Method != http.MethodPost {
+		return false
+	}
+	var object struct {
+		Grant string `json:"grant_type"`
+	}
+	if req.URL.Query().Has("grant_type") || json.Unmarshal(body, &object) == nil && object.Grant != "" {
+		return true
+	}
+	if media := mediaType(req.Header); media != "" && media != "application/x-www-form-urlencoded" {
 		return false
 	}
 	form, err := url.ParseQuery(string(body))
 	return err == nil && form.Has("grant_type")
+}
+
+// readsGraph reports whether a request has queries of GraphQL alone: no mutation and no subscription.
+func readsGraph(req *http.Request, body []byte) bool {
+	if req.Method != http.MethodPost {
+		return false
+	}
+	if mediaType(req.Header) == "application/graphql" {
+		return isGraphQuery(string(body))
+	}
+	type request struct{ Query string }
+	var one request
+	var batch []request
+	switch {
+	case json.Unmarshal(body, &one) == nil:
+		return isGraphQuery(one.Query)
+	case json.Unmarshal(body, &batch) == nil:
+		return len(batch) > 0 && !slices.ContainsFunc(batch, func(r request) bool { return !isGraphQuery(r.Query) })
+	}
+	return false
+}
+
+// In a document of GraphQL these match what may contain any word, and what is inside of an operation.
+var (
+	graphText   = regexp.MustCompile(`#[^\n\r]*|"""(?s:(?:\\"""|.)*?)"""|"(?:\\.|[^"\\\n])*"`)
+	graphInside = regexp.MustCompile(`\{[^{}]*\}|\([^()]*\)`)
+	graphStart  = regexp.MustCompile(`^\s*(;|query\b|fragment\b)`)
+)
+
+// isGraphQuery reports whether a document of GraphQL has operations that read, and no others.
+func isGraphQuery(document string) bool {
+	heads := graphText.ReplaceAllString(document, " ") // of its operations, in the end
+	for rest := ""; rest != heads; {
+		rest, heads = heads, graphInside.ReplaceAllString(heads, ";")
+	}
+	for head := range strings.SplitSeq(heads, ";") {
+		if f := strings.Fields(head); len(f) > 0 && (f[0] == "mutation" || f[0] == "subscription") {
+			return false
+		}
+	}
+	return graphStart.MatchString(heads) && strings.Contains(heads, ";")
 }
 
 func mediaType(h http.Header) string {

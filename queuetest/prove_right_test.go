@@ -11,6 +11,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -124,6 +125,103 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 					return err
 				})
 			},
+		},
+		"an OAuth token without a content type, in JSON, and in the address": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				for address, body := range map[string]string{
+					"/form":                          url.Values{"grant_type": {"client_credentials"}}.Encode(),
+					"/json":                          `{"grant_type":"client_credentials"}`,
+					"/address?grant_type=account_id": "",
+				} {
+					if _, err := send(ctx, p.Client, "POST", api+address, body); err != nil {
+						return err
+					}
+				}
+				return nil
+			}),
+			Check: func(o *queuetest.Outcome) { require.Empty(o, o.Effects) },
+		},
+		"reads of GraphQL by POST": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				for _, body := range []string{
+					`{"query":"{ order(id: 7) { state } }"}`,
+					`{"query":"# all\nquery Order($id: ID = \"mutation {\") @live {\n order(id: $id) { mutation } }","variables":{"id":7}}`,
+					`[{"query":"fragment F on Order { id } query { order { ...F } }"}]`,
+				} {
+					if _, err := send(ctx, p.Client, "POST", api+"/graphql", body, "Content-Type", "application/json"); err != nil {
+						return err
+					}
+				}
+				if _, err := send(ctx, p.Client, "POST", api+"/graphql", "query { a }", "Content-Type", "application/graphql"); err != nil {
+					return err
+				}
+				_, err := send(ctx, p.Client, "POST", api+"/graphql", fmt.Sprintf(`{"query":"mutation { pay(key: %q) }"}`, l.IdempotencyKey("pay")))
+				return err
+			}),
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
+		},
+		"an Ask by HTTP, of the provider that is there": {
+			NoDedup: true,
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
+					return send(ctx, p.Client, "POST", api+"/charges", `{"cents":4200}`, "Idempotency-Key", key)
+				}, onceq.OnUncertain(onceq.Ask(func(ctx context.Context, key string) (any, bool, error) {
+					id, err := send(ctx, p.Client, "GET", api+"/charges?key="+key, "")
+					if err != nil && err.Error() == "404 Not Found" {
+						return nil, false, nil
+					}
+					return id, err == nil, err
+				})))
+				return err
+			}),
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
+		},
+		"an Ask by HTTP, of a provider of one's own": {
+			NoDedup: true,
+			NewProvider: func() http.Handler {
+				var charges []string
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					switch {
+					case r.Method == http.MethodPost:
+						charges = append(charges, r.FormValue("reference"))
+					case !slices.Contains(charges, r.FormValue("reference")):
+						_, _ = io.WriteString(w, "[]")
+						return
+					}
+					_, _ = io.WriteString(w, `["ch_1"]`)
+				})
+			},
+			Setup: queuetest.SQL(provedTable),
+			Handler: func(p *process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					id, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
+						return send(ctx, p.Client, "POST", api+"/charges", "reference=order+7", "Content-Type", "application/x-www-form-urlencoded")
+					}, onceq.OnUncertain(onceq.Ask(func(ctx context.Context, _ string) (any, bool, error) {
+						ids, err := send(ctx, p.Client, "GET", api+"/charges?reference=order+7", "")
+						return ids, ids != "[]", err
+					})))
+					if err != nil {
+						return err
+					}
+					_, err = tx.Exec(ctx, `insert into charges values ($1, $2)`, o.ID, id)
+					return err
+				})
+			},
+		},
+		"an alert in a later run": {
+			Setup: queuetest.SQL(provedTable + `; create table alerts (id int primary key)`),
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if l.Attempt > 1 {
+					if _, err := p.Pool.Exec(ctx, `insert into alerts values ($1) on conflict do nothing`, o.ID); err != nil {
+						return err
+					}
+					if err := p.Effect(ctx, "alert", fmt.Sprint(o.ID)); err != nil {
+						return err
+					}
+				}
+				_, err := oncePost(ctx, p, l)
+				return err
+			}),
 		},
 		"a key in a header of the provider's own": {
 			Key: func(r *http.Request) string { return r.Header.Get("X-Reference") },

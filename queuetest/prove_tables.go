@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // rowsLimit is the largest number of rows whose contents are compared. Of a larger table only the number of rows is
@@ -28,9 +29,9 @@ type table struct {
 	names []string            // columns that only identify a row: those of the primary key and of references
 }
 
-// read returns the contents of the tables.
-func (r *proofRun) read(ctx context.Context) (contents, error) {
-	rows, err := r.db.Pool.Query(ctx, `
+// read returns the contents of the tables, and the jobs beside those with the given ids.
+func read(ctx context.Context, pool *pgxpool.Pool, ids []int64) (contents, error) {
+	rows, err := pool.Query(ctx, `
 		select format('%I.%I', n.nspname, c.relname), n.nspname, c.relname,
 		       array(select a.attname::text from pg_constraint p join pg_attribute a on a.attrelid = c.oid and a.attnum = any (p.conkey)
 		              where p.conrelid = c.oid and p.contype = 'p' order by 1),
@@ -55,7 +56,7 @@ func (r *proofRun) read(ctx context.Context) (contents, error) {
 	for _, f := range tables {
 		t := &table{name: "table " + f.quoted, short: strings.TrimPrefix(f.quoted, "public."), key: f.key, names: f.names}
 		var raw string
-		if err := r.db.Pool.QueryRow(ctx, `
+		if err := pool.QueryRow(ctx, `
 			select (select count(*) from `+f.quoted+`),
 			       (select coalesce(json_agg(to_jsonb(t)), '[]')::text from (select * from `+f.quoted+` limit $1) t)`,
 			rowsLimit+1).Scan(&t.rows, &raw); err != nil {
@@ -67,13 +68,13 @@ func (r *proofRun) read(ctx context.Context) (contents, error) {
 		all[t.name] = t
 	}
 	// A job that waits may have become one that is due, or not yet: that depends on when somebody looked.
-	rows, err = r.db.Pool.Query(ctx, `
+	rows, err = pool.Query(ctx, `
 		select kind, count(*), json_agg(jsonb_build_object('queue', queue, 'scope', scope, 'key', key, 'priority', priority,
 		       'payload', payload, 'payload_bytes', payload_bytes, 'metadata', metadata))::text
 		  from (select id, kind, queue, scope, key, priority, payload, payload_bytes, metadata from onceq.jobs
 		        union all
 		        select id, kind, queue, scope, key, priority, payload, payload_bytes, metadata from onceq.job_waits) j
-		 where id <> all ($1) group by kind`, r.ids)
+		 where id <> all ($1) group by kind`, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +152,7 @@ func quoted(s string) string {
 // standard is what a table looks like when nothing goes wrong, from several runs.
 type standard struct {
 	*table
-	any    bool            // the number of rows differs between them, or may differ
+	any    bool            // the number of rows differs between them, or may differ; a later run may have more rows, but not fewer
 	count  bool            // only the number of rows is the same in all
 	varies map[string]bool // paths with values that differ between them, or may differ
 	chance map[string]bool // those of them that differ for the same delivery of the same job and are not times
@@ -170,8 +171,8 @@ func compare(name string, may []string, runs []contents) *standard {
 	}
 	s := &standard{table: tables[0], varies: make(map[string]bool), chance: make(map[string]bool)}
 	paths := make(map[string]bool)
-	for _, t := range tables {
-		s.any = s.any || t.rows != s.rows || t.named(may, "")
+	for i, t := range tables {
+		s.any = s.any || t.rows > s.rows || i < 2 && t.rows != s.rows || t.named(may, "")
 		s.count = s.count || t.cells == nil
 		for _, row := range t.cells {
 			for path := range row {
@@ -289,6 +290,41 @@ func (s *standard) differs(t *table) string {
 	}
 	const most = 3
 	return fmt.Sprintf("%s: %s", s.name, strings.Join(best[:min(most, len(best))], ", "))
+}
+
+// less reports whether a table has fewer rows than the standard.
+func (s *standard) less(t *table) bool { return t == nil || t.rows < s.rows }
+
+// untouched says that a row is as Setup left it although it is not without faults; "" if there is none. It also finds
+// what a later run has left out in a column whose values differ between runs without faults.
+func (r *proofRun) untouched(s *standard) string {
+	rows := func(c contents) map[string]int {
+		n := make(map[string]int)
+		t := c[s.name]
+		if t == nil {
+			return n
+		}
+		for _, cells := range t.cells {
+			var b strings.Builder
+			for _, path := range slices.Sorted(maps.Keys(cells)) {
+				if !t.named(r.v.Varies, path) {
+					fmt.Fprintf(&b, "%q=%s,", path, cells[path])
+				}
+			}
+			n[b.String()]++
+		}
+		return n
+	}
+	if s.any || s.table.cells == nil {
+		return ""
+	}
+	first, second, now := rows(r.v.calm.contents), rows(r.v.calms[1].contents), rows(r.contents)
+	for row, n := range rows(r.v.before) {
+		if min(n, now[row]) > max(first[row], second[row]) {
+			return s.name + ": a row is as it was at the beginning, and without faults it is not"
+		}
+	}
+	return ""
 }
 
 func brief(value string) string {

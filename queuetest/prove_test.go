@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -340,6 +341,9 @@ func TestProve_Passes(t *testing.T) {
 				"a provider that can neither be asked nor knows keys": // its steps are those of the other cases
 				p = queuetest.AtOwnSteps(p)
 			}
+			if testing.Short() {
+				p = queuetest.Sampled(p) // make check tries all
+			}
 			proven, err := queuetest.ProveAll(t, p, "")
 			require.NoError(t, err)
 			require.Empty(t, proven.Failures)
@@ -365,6 +369,19 @@ func documented(t *testing.T) []string {
 	}
 	require.Len(t, lines, 4)
 	return lines
+}
+
+// askedCharge charges in Once, and asks the provider if it is unknown whether that was done.
+func askedCharge(ask func(ctx context.Context, p *queuetest.Process, key string) (bool, error)) func(context.Context, *queuetest.Process, *onceq.Lease, provedOrder) error {
+	return func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+		_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+			return true, post(ctx, p.Client, "charge "+strconv.Itoa(o.ID))
+		}, onceq.OnUncertain(onceq.Ask(func(ctx context.Context, key string) (any, bool, error) {
+			done, err := ask(ctx, p, key)
+			return true, done, err
+		})))
+		return err
+	}
 }
 
 // Prove catches each wrong pattern, and its message names the mistake.
@@ -662,6 +679,79 @@ func TestProve_Mistakes(t *testing.T) {
 				return nil
 			},
 			want: []string{"without faults once"},
+		},
+		"nothing, if an earlier run may have done it": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if l.Attempt > 1 || l.Lost > 0 {
+					return nil
+				}
+				return post(ctx, p.Client, l.IdempotencyKey("charge"))
+			},
+			kinds: []string{"die"},
+			want: []string{
+				"the same with later: its job had failed once and lost a worker before it began",
+				"died before POST pay.example/charges; then POST pay.example/charges happened never, without faults once",
+				"mistake: another run taken for a repetition",
+			},
+		},
+		"nothing, if an earlier run may have done it, beside an address of chance": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if err := post(ctx, p.Client, l.IdempotencyKey("charge")); l.Lost > 0 || err != nil {
+					return err
+				}
+				return p.Effect(ctx, "mail "+rand.Text(), "mail")
+			},
+			kinds: []string{"die"},
+			want:  []string{"happened never, without faults once", "mistake: another run taken for a repetition"},
+		},
+		"no row, if an earlier run may have written it": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if l.Lost > 0 {
+					return nil
+				}
+				return note(ctx, p, o)
+			},
+			kinds: []string{"die"},
+			want: []string{
+				"died before `insert into charges …`; then table public.charges has 0 rows, without faults 1",
+				"the same with later: its job had failed once and lost a worker before it began",
+				"mistake: another run taken for a repetition",
+			},
+		},
+		"no change, if an earlier run may have made it": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if l.Attempt > 1 {
+					return nil
+				}
+				_, err := p.Pool.Exec(ctx, `update charges set charge = 'paid' where order_id = $1`, o.ID)
+				return err
+			},
+			change: func(proof *queuetest.Proof) {
+				proof.Setup = queuetest.SQL(provedTable + `; insert into charges values (7, 'open')`)
+			},
+			kinds: []string{"die"},
+			want: []string{
+				"its job had failed once and lost a worker before it began; then table public.charges: a row is as it was at the beginning, and without faults it is not",
+				"mistake: another run taken for a repetition",
+			},
+		},
+		"an Ask that says no to what was done, of a provider that knows no keys": {
+			handler: askedCharge(func(context.Context, *queuetest.Process, string) (bool, error) { return false, nil }),
+			change:  func(proof *queuetest.Proof) { proof.NoDedup = true },
+			kinds:   []string{"cut"},
+			want:    []string{`mistake: an Ask with a wrong answer: it said that effect "charge" had not happened, and it had`},
+		},
+		"an Ask that says yes to what was not done": {
+			handler: askedCharge(func(context.Context, *queuetest.Process, string) (bool, error) { return true, nil }),
+			kinds:   []string{"cut", "die"},
+			want:    []string{"happened never, without faults once", `mistake: an Ask with a wrong answer: it said that effect "charge" had happened, and it had not`},
+		},
+		"an Ask that takes no for an error": {
+			handler: askedCharge(func(_ context.Context, p *queuetest.Process, _ string) (bool, error) {
+				return false, errors.New("404 Not Found")
+			}),
+			kinds: []string{"die"},
+			want:  []string{"the job ended dead, without faults completed", `mistake: an Ask without an answer: it returned an error each time`},
 		},
 		"giving up for ever when an answer is lost": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {

@@ -443,12 +443,53 @@ func TestProve_RunsOfTheExample(t *testing.T) {
 		},
 	}
 	s := &spy{TB: t}
-	queuetest.Prove(s, proof)
+	queuetest.Prove(s, queuetest.AllFaults(proof))
 	require.Empty(t, s.errors)
 	text, err := os.ReadFile("../docs/prove.md")
 	require.NoError(t, err)
 	said, _, _ := strings.Cut(s.logs[0], " in ")
 	require.Contains(t, string(text), said)
+}
+
+// With -short a few places of each kind are left, at the handler's own steps, and they show the mistake. The log says
+// that others were left out.
+func TestProve_ASample(t *testing.T) {
+	t.Parallel()
+	proof := queuetest.Proof{
+		Setup: queuetest.SQL(provedTable),
+		Job:   provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+				for range 5 {
+					if _, err := tx.Exec(ctx, `select 1`); err != nil {
+						return err
+					}
+				}
+				if err := post(ctx, p.Client, ""); err != nil {
+					return err
+				}
+				_, err := tx.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
+				return err
+			})
+		},
+	}
+	proven, err := queuetest.ProveAll(t, proof, "none")
+	require.NoError(t, err)
+	require.Greater(t, len(proven.Faults), 60)
+	require.LessOrEqual(t, len(proven.Sample), 28)
+	kinds := func(name string) string { return strings.TrimRight(name, "0123456789") }
+	left := make(map[string]bool)
+	for _, name := range proven.Sample {
+		require.NotContains(t, proven.Faults[name], "onceq's completion")
+		left[kinds(strings.NewReplacer("-after", "", "-before", "").Replace(name))] = true
+	}
+	for _, kind := range []string{"twice", "die-", "cut-", "fail-", "refuse-", "freeze-", "meet-", "stop-"} {
+		require.Contains(t, left, kind)
+	}
+	s := &spy{TB: t}
+	queuetest.Prove(s, queuetest.Sampled(proof))
+	require.Contains(t, strings.Join(s.errors, "\n"), "POST pay.example/charges again: it happened twice, without faults once")
+	require.Contains(t, s.logs[len(s.logs)-1], fmt.Sprintf("-short: a sample of %d of %d runs with a fault", len(proven.Sample), len(proven.Faults)))
 }
 
 // A proof leaves no goroutine and no session behind.

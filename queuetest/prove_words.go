@@ -35,6 +35,8 @@ type step struct {
 	next   string // in words, the step that is sent with it and follows it
 	with   string // in words, the handler's first statement, which is sent with this one; this one opens the transaction
 
+	denied bool // an Ask has said that the effect did not happen
+
 	worker bool // in the transaction of HandleTx or HandleBatch, which the worker commits
 
 	leased bool // the process has a lease, as far as it knows
@@ -77,7 +79,7 @@ var onceqs = []struct {
 	{"greatest(leased_until", "onceq's longer lease", roleSkip},
 	{"(class, scope, key, state, job_id, token, holder, leased_until", "onceq's intent of ", roleIntent},
 	{"n as materialized (select nextval('onceq.ids') << 20 as token)", "onceq's intent of ", roleIntent},
-	{"f.detail when not $8::bool", "onceq's renewal of ", roleOnceq},
+	{"when not $8::bool then f.detail", "onceq's renewal of ", roleOnceq},
 	{"set state = 3,\n         result = case", "onceq's outcome of ", roleOutcome},
 	{"set state = case when f.detail is null then 5 else 2 end", "onceq's release of ", roleOutcome},
 	{"set state = 2, detail = $7", "onceq's doubt about ", roleOutcome},
@@ -125,6 +127,7 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			st.role, st.words = o.role, o.words
 			if strings.HasSuffix(o.words, " ") {
 				st.effect = effectOf(s, o.role)
+				st.denied = strings.Contains(s.sql, "when not $8::bool then f.detail") && len(s.params) > 7 && strings.Trim(string(s.params[7]), "\x01true") == ""
 				if st.effect.name != "" {
 					st.words += fmt.Sprintf("effect %q", st.effect.name)
 				} else {
