@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -45,6 +46,9 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 			}
 		}
 		switch {
+		case errors.Is(err, errSilent) && ctx.Err() == nil: // there are new connections
+			quiet = false
+			continue
 		case err != nil && ctx.Err() == nil:
 			return false, err
 		case ctx.Err() != nil:

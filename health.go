@@ -405,6 +405,8 @@ func (s *troubles) findings() []Finding {
 // adviceFor says what to do about an error of background work.
 func adviceFor(err error) string {
 	switch state := sqlstate.Of(err); {
+	case errors.Is(err, errSilent):
+		return "the work goes on by itself, over new connections; if it happens again, look for what drops connections between this process and the server: a NAT or a firewall that forgets them, a fail-over"
 	case state == "25006":
 		return "the server accepts no writes: connect to the primary instead of a standby"
 	case state == "42501":

@@ -90,6 +90,7 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	defer q.ends(r.id)
 	ctx, r.exec.stop = context.WithCancelCause(ctx)
 	defer r.exec.stop(nil)
+	defer context.AfterFunc(r.claimer.db.own.closed, func() { r.exec.stop(errPoolClosed) })()
 	for _, f := range r.claimer.feeds {
 		if f.slots.pooled {
 			r.exec.conns.join(f.slots)

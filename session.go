@@ -15,11 +15,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/ownconns"
 )
 
 // ownConns are the connections that the workers of a process have beside the application's pool. All workers over one pool
-// share them, whatever their schemas: at most four, which close when they are not used.
+// share them, whatever their schemas: at most four, which close when they are not used. One more is there for a moment when one of
+// these has had no answer for a while (silent.go).
 //
 //	session   1  Open while a Run is. It listens, and what a worker does again and again goes through it: looking, claiming,
 //	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
@@ -37,6 +39,8 @@ type ownConns struct {
 	outcomes *pgxpool.Pool
 	session  session
 	waits    atomic.Bool // an outbox waits for long for a lock, over one of the connections in outcomes
+	wires    wires       // of spare, outcomes and session
+	probe    *pgxpool.Config
 
 	connections connections // of the application's pool that handlers' transactions hold
 
@@ -45,6 +49,12 @@ type ownConns struct {
 	runs    map[*listener]bool
 	stop    context.CancelFunc // of listen
 	stopped chan struct{}
+
+	stopWatch context.CancelFunc
+	watched   chan struct{}      // closed when watch has ended
+	closed    context.Context    // ends when the application has closed its pool, as far as is known
+	nowClosed context.CancelFunc // of closed
+	askedPool time.Time          // when the pool was last asked whether it is closed. Only watch's goroutine uses this
 }
 
 const (
@@ -54,7 +64,7 @@ const (
 	beatPatience   = 100 * time.Millisecond // how long a beat waits for the session
 	claimPatience  = time.Second            // the same of everything else, but for what makes the session listen
 	effectPatience = time.Second            // how long an effect waits for a connection of the application's pool. The pool closes one that is not ready by then
-	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take, if nothing else is said
+	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take; less if its context ends earlier
 	openWithin     = 10 * time.Second       // how long it may take to open the session
 	closeWithin    = time.Second            // the same to close a connection under a statement
 )
@@ -108,6 +118,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	o := &ownConns{of: of, users: 1, runs: make(map[*listener]bool), connections: connections{pool: of}}
 	o.session.turn = make(chan struct{}, 1)
 	o.session.turn <- struct{}{}
+	o.closed, o.nowClosed = context.WithCancel(context.WithoutCancel(ctx))
 	cfg := of.Config()
 	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = 0, 0, ownIdle, ownIdleCheck
 	cfg.ConnConfig.OnNotification = nil // the application's would get ours
@@ -115,6 +126,9 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	wholeMessages(cfg.ConnConfig)
 	leaveStandbys(cfg.ConnConfig)
 	makeRoom(cfg)
+	o.probe = cfg.Copy()
+	o.wires.all = make(map[*wire]bool)
+	o.wires.of(cfg)
 	var err error
 	if o.spare, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
 		cfg = cfg.Copy()
@@ -130,7 +144,46 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 		p.all = make(map[*pgxpool.Pool]*ownConns)
 	}
 	p.all[of] = o
+	var watching context.Context
+	watching, o.stopWatch = context.WithCancel(context.WithoutCancel(ctx))
+	o.watched = make(chan struct{})
+	go func() {
+		defer close(o.watched)
+		o.watch(watching)
+	}()
 	return o, nil
+}
+
+// watch looks after the connections for as long as there are any.
+func (o *ownConns) watch(ctx context.Context) {
+	defer o.nowClosed()
+	for sleep(ctx, silentCheck, nil) {
+		if o.poolIsClosed(ctx) {
+			o.nowClosed()
+		}
+		o.findSilent(ctx, silentAfter)
+	}
+}
+
+// poolIsClosed reports whether the application has closed its pool. Only acquiring a connection shows that, and only a pool without
+// connections may be closed. So one that has none is asked for a connection, when it has lost the last one and once a minute.
+func (o *ownConns) poolIsClosed(ctx context.Context) bool {
+	if o.of.Stat().TotalConns() > 0 {
+		o.askedPool = time.Time{}
+		return false
+	}
+	if time.Since(o.askedPool) < time.Minute {
+		return false
+	}
+	o.askedPool = time.Now()
+	ctx, cancel := context.WithTimeout(ctx, openWithin)
+	defer cancel()
+	conn, err := o.of.Acquire(ctx)
+	if err == nil {
+		_ = conn.Conn().Close(ctx) // it would stay for as long as the application lets a connection idle
+		conn.Release()
+	}
+	return lazytx.PoolClosed(err)
 }
 
 // wholeMessages makes the server begin with a message of ours when it has all of it. In pgx's mode exec, which is for poolers, a
@@ -189,6 +242,8 @@ func (o *ownConns) disconnect(returned bool) {
 	go func() {
 		o.spare.Close()
 		o.outcomes.Close()
+		o.stopWatch()
+		<-o.watched
 		close(closed)
 	}()
 	if returned {
@@ -475,13 +530,12 @@ func (s *session) use(ctx context.Context, patience time.Duration, fn func(conte
 	if conn == nil || conn.IsClosed() {
 		return false, nil
 	}
-	unbroken := context.WithoutCancel(ctx)
-	until, ok := ctx.Deadline()
-	if !ok {
-		until = time.Now().Add(sessionLimit)
-	}
-	unbroken, cancel := context.WithDeadline(unbroken, until)
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), sessionLimit)
 	defer cancel()
+	if until, ok := ctx.Deadline(); ok {
+		unbroken, cancel = context.WithDeadline(unbroken, until)
+		defer cancel()
+	}
 	return true, fn(unbroken, conn)
 }
 
@@ -599,11 +653,8 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 	if used {
 		return q.told(err)
 	}
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, sessionLimit)
-		defer cancel()
-	}
+	ctx, cancel := context.WithTimeout(ctx, sessionLimit)
+	defer cancel()
 	conn, err := db.own.free(ctx, db.patience)
 	if err != nil {
 		return q.told(err)

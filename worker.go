@@ -254,7 +254,7 @@ func (w *Worker) tuneQueues(size int) error {
 // that is under way.
 //
 // Once Run has started, it does not return because the database is lost: it continues when the database is back. A pool that
-// is closed never comes back: if a transactional handler needs it, Run stops as if ctx had ended, and returns an error.
+// is closed never comes back: Run stops as if ctx had ended, and returns an error.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
 // Drain works like Run until limit jobs have been claimed, or until nothing is due and no handler that could enqueue more is
@@ -278,17 +278,18 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	}
 	defer w.running.Store(false)
 	w.q.pauses.forget() // what was paused before now counts
-	if err := w.q.Check(ctx); err != nil {
-		if ctx.Err() != nil && limit < 0 {
-			return nil
-		}
-		return err
+	err := w.q.Check(ctx)
+	if err == nil {
+		err = w.q.identify(ctx, w.q.pool)
 	}
-	if err := w.q.identify(ctx, w.q.pool); err != nil {
-		return err
+	var own *ownConns
+	if err == nil {
+		own, err = connect(ctx, w.q.pool)
 	}
-	own, err := connect(ctx, w.q.pool)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil && limit < 0:
+		return nil // it was to end
+	case err != nil:
 		return err
 	}
 	failed, left := newRun(ctx, w, own).work(ctx, limit)

@@ -6288,6 +6288,9 @@ select set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin',
        set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('idle_session_timeout', '0', false),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', false) end;
 
+-- silent.go: whoWorks
+select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where pid = any ($1::int[]) and wait_event_type is distinct from 'Client');
+
 -- statement.go: beginOwn
 begin isolation level read committed read write;
 

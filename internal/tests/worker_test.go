@@ -2049,3 +2049,63 @@ func TestPool_WorkersOfAllSchemasShareTheConnections(t *testing.T) {
 	require.NoError(t, errors.Join(first.stop(), second.stop()))
 	require.Equal(t, 16, first.count(onceq.EventCompleted)+second.count(onceq.EventCompleted))
 }
+
+// A pool that the application closes ends a worker, also one whose handlers need no connection of it. So it does a Drain.
+func TestWorker_EndsWhenThePoolIsClosed(t *testing.T) {
+	t.Parallel()
+	nothing := func(context.Context, *onceq.Lease) error { return nil }
+	for name, h := range map[string]onceq.Handler{
+		"plain":       handle(nothing),
+		"transaction": handleTx(func(context.Context, pgx.Tx, *onceq.Lease) error { return nil }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
+			require.NoError(t, err)
+			behind := *db
+			behind.Pool = pool
+			w := start(t, &behind, onceq.WorkerConfig{PollInterval: time.Hour}, h)
+			const waits = `exists (select from onceq.waiters where idle_until > statement_timestamp())`
+			until(t, db, waits)
+			pool.Close()
+			err = receive(t, w.ended)
+			w.ended <- err
+			require.ErrorContains(t, err, "the pool was closed while a worker was running")
+			until(t, db, `not exists (select from onceq.workers)`)
+		})
+	}
+}
+
+// The context of a Run ends while it starts. It was to end, so that is no error; for a Drain, which has left its work, it is one.
+func TestWorker_AContextThatEndsWhileItStarts(t *testing.T) {
+	t.Parallel()
+	for name, statement := range map[string]string{"check": "pg_sequence_last_value", "identify": "select installation::text"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var end atomic.Pointer[context.CancelFunc]
+			db := queuetest.New(t, queuetest.PoolConfig(func(cfg *pgxpool.Config) {
+				cfg.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+					if cancel := end.Load(); cancel != nil && strings.Contains(sql, statement) {
+						(*cancel)()
+					}
+				}}
+			}))
+			for _, drains := range []bool{false, true} {
+				q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.DiscardHandler)})
+				require.NoError(t, err)
+				worker, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				end.Store(&cancel)
+				if drains {
+					require.ErrorIs(t, worker.Drain(ctx, 0), context.Canceled)
+				} else {
+					require.NoError(t, worker.Run(ctx))
+				}
+				require.Error(t, ctx.Err())
+			}
+		})
+	}
+}
