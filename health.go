@@ -19,9 +19,7 @@ import (
 
 // Finding is something that slows a queue down, or soon will.
 type Finding struct {
-	// What is a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum",
-	// "waiting", "kind", "crashes", "versions", "paused", "lane", "limit", "hang", "group", "background" or "handler".
-	What   string
+	What   string // a stable name, one of FindingNames
 	Detail string // what was found: where, who, how much
 	Advice string // what to do, for somebody who writes code
 	Severe bool   // jobs stand still until somebody does something
@@ -30,10 +28,40 @@ type Finding struct {
 	Queue string
 	Kind  string
 	JobID int64
-	Meant string // the queue or kind that the misspelt one may be meant to be
+	Meant string    // the queue or kind that the misspelt one may be meant to be
+	Since time.Time // when it began, by the database's clock; zero if that is not known
 }
 
 func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }
+
+// findingNames says beside each name what the finding is about.
+var findingNames = [...]string{
+	"autovacuum",           // a table that is not vacuumed
+	"background",           // work of this process that fails
+	"crashes",              // a job that may end its process each time
+	"dead_rows",            // more of them than live ones
+	"failing",              // a kind of which half of the attempts fail, or more
+	"group",                // a job that waits for dead or held members
+	"handler",              // handlers that do not return although their context has ended
+	"hang",                 // a job that has had a place of a lane or a limit for long
+	"index_bloat",          // an index that is far larger than its rows need
+	"kind",                 // jobs for which no worker has a handler
+	"lane",                 // one that stands still
+	"limit",                // one that stands still, or that nobody has set
+	"lock",                 // a session that keeps others from the tables
+	"paused",               // a queue or kind that somebody may have forgotten
+	"pool",                 // a worker that waits for connections
+	"prepared_transaction", // an old one
+	"reaper",               // none runs
+	"replication_slot",     // one that holds back vacuum
+	"slow_limit",           // a limit for which hours of work wait
+	"snapshot",             // an old transaction
+	"versions",             // workers that a deploy has left behind
+	"waiting",              // a queue whose jobs have been due for long
+}
+
+// FindingNames returns all names that Finding.What can have, sorted. A gauge with a value for each can so be 0 for what is not found.
+func FindingNames() []string { return findingNames[:] }
 
 // healthLimits says from where on Health reports something. A busy queue is normally below these limits.
 type healthLimits struct {
@@ -53,7 +81,7 @@ type healthLimits struct {
 //
 // Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, of lanes and limits (500 of those that jobs
 // wait for, in the order of their names) and of groups (10,000), so it is cheap enough to call every minute. Who has just called Stats can give what it returned: then Health does not count again, and looks at
-// these queues only. Postgres shows the age of another role's snapshot only to members of pg_read_all_stats; without that
+// these queues only. Postgres shows the age of another role's transaction only to members of pg_read_all_stats; without that
 // role, such sessions are not found.
 func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, error) {
 	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute, hang: 5 * time.Minute}, stats...)
@@ -91,31 +119,35 @@ func (x *examination) each(ctx context.Context, statement string, args []any, sc
 	return nil
 }
 
-// snapshots looks for the session with the oldest snapshot, which keeps vacuum from removing what finished since.
+// snapshots looks for the session with the oldest transaction that keeps vacuum from removing what finished since: it has a
+// snapshot, or it has written. At READ COMMITTED one that has written and idles has only the id of its transaction (backend_xid).
+// docs/operations.md has the same condition.
 func (x *examination) snapshots(ctx context.Context) error {
 	const snapshot = `
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
-       extract(epoch from statement_timestamp() - xact_start)::bigint
+       xact_start, extract(epoch from statement_timestamp() - xact_start)::bigint
   from pg_stat_activity a
- where backend_xmin is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
-   and (datname = current_database() or backend_type = 'walsender')
+ where coalesce(backend_xmin, backend_xid) is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
+   and (datname = current_database() or backend_type = 'walsender') and pid <> pg_backend_pid()
    and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid) -- one vacuum keeps no other one from its work
- order by age(backend_xmin) desc, xact_start
+ order by greatest(age(backend_xmin), age(backend_xid)) desc, xact_start
  limit 1`
 	return x.each(ctx, snapshot, []any{x.limits.snapshot.Microseconds()}, func(rows pgx.Rows) error {
 		var pid, seconds int64
 		var user, app, state, kind string
-		if err := rows.Scan(&pid, &user, &app, &state, &kind, &seconds); err != nil {
+		f := Finding{What: "snapshot"}
+		if err := rows.Scan(&pid, &user, &app, &state, &kind, &f.Since, &seconds); err != nil {
 			return err
 		}
 		age := time.Duration(seconds) * time.Second
 		if kind == "walsender" {
-			x.add("snapshot", fmt.Sprintf("a query on standby %q is %s old and, with hot_standby_feedback, keeps vacuum from removing what finished since", app, age),
-				"end it, or set max_standby_streaming_delay")
-			return nil
+			f.Detail = fmt.Sprintf("a query on standby %q is %s old and, with hot_standby_feedback, keeps vacuum from removing what finished since", app, age)
+			f.Advice = "end it, or set max_standby_streaming_delay"
+		} else {
+			f.Detail = fmt.Sprintf("session %d (user %q, application %q, %s) has been in its transaction for %s and keeps vacuum from removing what finished since", pid, user, app, state, age)
+			f.Advice = fmt.Sprintf("end it (select pg_terminate_backend(%d)), and set idle_in_transaction_session_timeout or transaction_timeout for its kind", pid)
 		}
-		x.add("snapshot", fmt.Sprintf("session %d (user %q, application %q, %s) has had its snapshot for %s and keeps vacuum from removing what finished since", pid, user, app, state, age),
-			fmt.Sprintf("end it (select pg_terminate_backend(%d)), and set idle_in_transaction_session_timeout or transaction_timeout for its kind", pid))
+		x.found = append(x.found, f)
 		return nil
 	})
 }
@@ -174,7 +206,7 @@ select c.relname,
 		}
 		if dead > x.limits.dead && dead > alive {
 			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows and %d live ones", x.q.schema, name, dead, alive),
-				"if an old snapshot is named above, end it; otherwise let autovacuum run more often or with less cost delay")
+				"if an old transaction is named above, end it; otherwise let autovacuum run more often or with less cost delay")
 		}
 		return nil
 	})

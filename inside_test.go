@@ -367,6 +367,39 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
 }
 
+// At READ COMMITTED a session that has written and idles has no snapshot, and keeps vacuum from its work all the same. One that has
+// only read does not.
+func TestHealth_ASessionThatHasWrittenAndIdles(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	snapshots := func() (all []onceq.Finding) {
+		found, err := db.Queue.HealthAt(ctx, time.Microsecond, 1<<40, 1<<40, time.Hour)
+		require.NoError(t, err)
+		for _, f := range found {
+			if f.What == "snapshot" {
+				all = append(all, f)
+			}
+		}
+		return all
+	}
+	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	var pid int
+	var since time.Time
+	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid(), now()`).Scan(&pid, &since))
+	_, err = tx.Exec(ctx, `select 1`) // whose message closes the portal of the statement before, which has a snapshot
+	require.NoError(t, err)
+	require.Empty(t, snapshots())
+	_, err = tx.Exec(ctx, `select pg_current_xact_id()`)
+	require.NoError(t, err)
+	all := snapshots()
+	require.Len(t, all, 1)
+	require.Contains(t, all[0].Detail, fmt.Sprintf("session %d ", pid))
+	require.WithinDuration(t, since, all[0].Since, 0)
+}
+
 // A server that crashed has forgotten how many rows there are. A large index of many rows is not bloated.
 func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 	t.Parallel()

@@ -1194,6 +1194,28 @@ func BenchmarkFinish(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
 }
 
+func TestFindingNames_HasEachThatHealthGives(t *testing.T) {
+	t.Parallel()
+	require.True(t, slices.IsSorted(FindingNames()))
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	given := make(map[string]bool)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`(?:\bWhat(?:: | = )|x\.add\()"(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+			given[m[1]] = true
+		}
+	}
+	for name := range given {
+		require.Contains(t, FindingNames(), name)
+	}
+	require.Greater(t, len(given), 12)
+}
+
 func TestSlip(t *testing.T) {
 	t.Parallel()
 	for pair, is := range map[string]bool{

@@ -3919,12 +3919,12 @@ select l.lane, '{}', l.n
 
 -- health.go: snapshots.snapshot
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
-       extract(epoch from statement_timestamp() - xact_start)::bigint
+       xact_start, extract(epoch from statement_timestamp() - xact_start)::bigint
   from pg_stat_activity a
- where backend_xmin is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
-   and (datname = current_database() or backend_type = 'walsender')
+ where coalesce(backend_xmin, backend_xid) is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
+   and (datname = current_database() or backend_type = 'walsender') and pid <> pg_backend_pid()
    and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid) -- one vacuum keeps no other one from its work
- order by age(backend_xmin) desc, xact_start
+ order by greatest(age(backend_xmin), age(backend_xid)) desc, xact_start
  limit 1;
 
 -- health.go: tables.tables

@@ -42,6 +42,29 @@ func TestOperationsPage(t *testing.T) {
 	}
 }
 
+// What the page says about old transactions finds one that has written and idles at READ COMMITTED, which has no snapshot.
+func TestOperationsPage_FindsAnOldTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	text, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	statement := regexp.MustCompile("(?s)```sql\n([^`]* as open_for\n.*?)```").FindStringSubmatch(string(text))
+	require.NotNil(t, statement)
+	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	var pid uint32
+	require.NoError(t, tx.QueryRow(t.Context(), `select pg_backend_pid(), pg_current_xact_id()`).Scan(&pid, nil))
+	rows, err := db.Pool.Query(t.Context(), strings.Replace(statement[1], "limit 5", "", 1)) // other tests have sessions, too
+	require.NoError(t, err)
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (any, error) {
+		values, err := row.Values()
+		return values[0], err
+	})
+	require.NoError(t, err)
+	require.Contains(t, found, int32(pid)) // #nosec G115 -- a process's id
+}
+
 // split splits a line as a shell would, as far as the page needs it.
 func split(line string) (args []string) {
 	for _, m := range regexp.MustCompile(`'([^']*)'|"([^"]*)"|(\S+)`).FindAllStringSubmatch(line, -1) {
