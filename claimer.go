@@ -542,6 +542,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	}
 	c.looks.claimed = true
 	if len(ask.leases) > 0 {
+		f.pace.claimed(ask.leases)
 		c.exec.accept(f.slots, ask.leases, ask.began)
 		c.ahead = c.ahead || f.slots.anyWait()
 		f.moreJobs += len(ask.leases)

@@ -171,6 +171,7 @@ func (c *claimer) drainSome(ctx context.Context, feeds []*feed, wants []want) (f
 		f.claimedAt = ended
 		f.cursor.claimed(asks[i], lookWhole, began, ended, 0)
 		if n := len(asks[i].leases); n > 0 {
+			f.pace.claimed(asks[i].leases)
 			c.exec.accept(f.slots, asks[i].leases, asks[i].began)
 			found += n
 		}

@@ -31,7 +31,7 @@ const (
 	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
 	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Worker, Until, Pause as for a lane; or for a slot of its rate: Before, Until
 	CauseLocked      Cause = "locked"       // a transaction that has been open for a second or more has the job's row locked: Session, Since; or that of one before it in its lane: Ahead
-	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
+	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time, or a few: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
 	CauseBehind      Cause = "behind"       // other due jobs come first: Before
 	CauseSnapshot    Cause = "snapshot"     // an old transaction makes claims slow
@@ -394,7 +394,7 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 		}
 		e.add(Reason{
 			Cause: CauseQuarantine, Lost: lost, Until: time.Time{},
-			Text:   fmt.Sprintf("it has lost %s, because its process crashed, hung or lost the database; such jobs start one at a time, and a worker looks for them about once a second", numbered(lost, "lease", "leases")),
+			Text:   fmt.Sprintf("it has lost %s, because its process crashed, hung or lost the database; such jobs start one at a time, and more at once only while they end well; a worker looks for them about once a second", numbered(lost, "lease", "leases")),
 			Advice: "if this goes on, look at what its processes logged last, and at their memory",
 		})
 	}

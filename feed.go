@@ -151,6 +151,7 @@ type pace struct {
 	rate       float64       // how many handlers return in a second
 	counted    int64         // slots.returned when rate was last measured
 	countedAt  time.Time
+	size       int64 // bytes of a job's payload, as the latest claims had them
 	workedOn   int64 // jobs, and
 	workedUpTo int64 // nanoseconds, that no longer count
 }
@@ -167,7 +168,20 @@ func (p *pace) prefetch(s *slots, now time.Time, turn time.Duration) int64 {
 	if ahead > 0 {
 		ahead += turn
 	}
-	return min(maxPrefetch, int64(min(p.rate, p.could(s))*ahead.Seconds()))
+	return min(maxPrefetch, maxPrefetchBytes/max(1, p.size), int64(min(p.rate, p.could(s))*ahead.Seconds()))
+}
+
+// claimed takes the size of the jobs that a claim has returned: large ones count at once, small ones little by little.
+func (p *pace) claimed(leases []*Lease) {
+	if len(leases) == 0 {
+		return
+	}
+	var sum int64
+	for _, l := range leases {
+		sum += int64(len(l.Payload) + len(l.Bytes))
+	}
+	size := sum / int64(len(leases))
+	p.size = max(size, (p.size+size)/2)
 }
 
 // could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long

@@ -51,7 +51,10 @@ type Kind[P any] struct {
 	// job is dead. Default 5. All workers of a process, whatever their schemas, take turns to start jobs that have lost a
 	// lease: one after the other, each claimed just before it starts, and the next one when the one before is done or has
 	// run for 1 s, or for 16, 81 and 256 s if three, two or one more lost leases would make it dead. So a job that ends its
-	// process is found out. Only the first lost lease can be charged to a job that was merely about to start. A worker that
+	// process is found out. Jobs that have lost one lease, as all of a process that was killed have, start more and more at
+	// once while they end well: each one that does lets one more start beside the others, until a lease is lost again. If one
+	// of them ends its process, the others lose a second lease, and start one after the other from then on. That is so in
+	// workers in which no kind has a MaxLost below 5. Only the first lost lease can be charged to a job that was merely about to start. A worker that
 	// has a kind with MaxLost 1 claims no job before a handler is free for it.
 	//
 	// They count anew from 0 when the handler comes to its end and asks for another run: with Snooze, Reschedule, Sleep or

@@ -17,6 +17,10 @@ import (
 // job may still lose, the longer no other starts. So a job that hangs delays the others for a while and not for ever. At
 // most half of a queue's handlers run jobs in quarantine. Jobs that wait are not claimed: other workers may take them.
 //
+// A process that is killed leaves all of its jobs here, and most likely none of them was the reason. So for each one that ends
+// while its lease lasts, one more may start beside the others, until a lease is lost again. That is for jobs that have lost one lease.
+// If one of these is a poison job after all, the others lose a second one with it, and from then on each of them starts alone.
+//
 // A job with the rate of a limit has missed its slot when a rescan finds it. The executor gets it another one, and the claimer
 // claims it when that comes.
 
@@ -25,6 +29,7 @@ import (
 type quarantine struct {
 	ids        []int64 // those whose slots have come first, then those that have lost the fewest leases
 	came       int     // how many the slots of which have come
+	once       int     // how many of those behind them have lost one lease
 	started    int64   // how many have ever been started here
 	othersTurn bool    // one of them was claimed, and since then no claim for other jobs was made
 }
@@ -50,9 +55,11 @@ const (
 // saw replaces the jobs in quarantine, except those whose slots have come: the rescan may have been too early for them.
 func (q *quarantine) saw(all []lostJob) {
 	slices.SortStableFunc(all, func(a, b lostJob) int { return a.lost - b.lost })
-	q.ids = q.ids[:q.came]
+	q.ids, q.once = q.ids[:q.came], 0
 	for _, j := range all[:min(len(all), maxQuarantine)] {
-		q.ids = append(q.ids, j.id)
+		if q.ids = append(q.ids, j.id); j.lost == 1 {
+			q.once++
+		}
 	}
 }
 
@@ -63,18 +70,29 @@ func (q *quarantine) slotCame(id int64) {
 }
 
 // forget is for a pause, and its end.
-func (q *quarantine) forget() { q.ids, q.came = q.ids[:0], 0 }
+func (q *quarantine) forget() { q.ids, q.came, q.once = q.ids[:0], 0, 0 }
+
+// next gives the jobs from which the next claim chooses, and says whether they may start beside each other.
+func (q *quarantine) next() (few []int64, beside bool) {
+	if n := min(q.once, fewQuarantine); q.came == 0 && n > 0 {
+		return q.ids[:n], true
+	}
+	return q.ids[:min(len(q.ids), fewQuarantine)], false
+}
 
 // without leaves out jobs.
 func (q *quarantine) without(jobs map[int64]bool) {
 	is := func(id int64) bool { return jobs[id] }
 	came := slices.DeleteFunc(slices.Clone(q.ids[:q.came]), is)
-	q.ids, q.came = append(came, slices.DeleteFunc(q.ids[q.came:], is)...), len(came)
+	once := slices.DeleteFunc(slices.Clone(q.ids[q.came:q.came+q.once]), is)
+	more := slices.DeleteFunc(q.ids[q.came+q.once:], is)
+	q.ids, q.came, q.once = slices.Concat(came, once, more), len(came), len(once)
 }
 
 // past leaves out the first n jobs, which a claim has passed. Meanwhile something may have been paused or resumed, and then
 // there are none.
 func (q *quarantine) past(n int) {
+	q.once = min(q.once, max(0, q.came+q.once-n))
 	q.ids, q.came = q.ids[min(n, len(q.ids)):], max(0, q.came-n)
 }
 
@@ -89,75 +107,139 @@ func probation(left int) time.Duration {
 // databases, because a process that ends takes all of them with it. Nobody keeps it for long: a claim ends after sessionLimit at
 // the latest, and a claimer whose claims fail asks for no turn.
 type quarantineTurn struct {
-	mu      sync.Mutex // guards what follows
-	taken   bool
-	queue   *Queue // of the job that started last, and
-	token   int64  // its token, which is unique in its schema; nil and 0 while a job is being claimed
-	over    *time.Timer
-	waiting map[*claimer]bool
+	mu       sync.Mutex // guards what follows; nothing is waited for under it
+	claiming int        // turns that were taken for claims that are under way
+	started  map[quarantineJob]*time.Timer
+	more     int       // how many may start beside the first
+	alone    bool      // a job that has to start alone waits or has started: no other starts until none is left
+	latest   time.Time // when one ended well
+	waiting  map[*claimer]bool
 }
+
+// quarantineJob is a job that has started and was not dealt with, and whose probation is not over.
+type quarantineJob struct {
+	queue *Queue
+	token int64 // unique in its schema
+}
+
+// widthLasts is how long it counts for others that a job ended well.
+const widthLasts = 10 * time.Second
 
 // processTurn is that of this process.
 var processTurn quarantineTurn
 
-// free reports whether a job may start. If not, the claimer is roused when one may.
-func (t *quarantineTurn) free(c *claimer) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.taken {
-		if t.waiting == nil {
-			t.waiting = make(map[*claimer]bool)
-		}
-		t.waiting[c] = true
-	}
-	return !t.taken
+// may reports whether a job may start, or with beside one that may do so beside others. The caller holds mu.
+func (t *quarantineTurn) may(beside bool) bool {
+	n := t.claiming + len(t.started)
+	return n == 0 || beside && !t.alone && n <= t.more
 }
 
-// isTaken is free for who does not wait.
+// free is may for a claimer, which is roused when a job may start if none may now.
+func (t *quarantineTurn) free(c *claimer, beside bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.may(beside) {
+		return true
+	}
+	if t.alone = t.alone || !beside; t.waiting == nil {
+		t.waiting = make(map[*claimer]bool)
+	}
+	t.waiting[c] = true
+	return false
+}
+
+// isTaken reports whether none of those may start that may do so beside others.
 func (t *quarantineTurn) isTaken() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.taken
+	return !t.may(true)
 }
 
-func (t *quarantineTurn) take() bool {
+func (t *quarantineTurn) take(beside bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was := t.taken
-	t.taken = true
-	return !was
+	if !t.may(beside) {
+		return false
+	}
+	if t.claiming+len(t.started) == 0 {
+		if t.alone = !beside; time.Since(t.latest) > widthLasts {
+			t.more = 0
+		}
+	}
+	t.claiming++
+	return true
 }
 
-func (t *quarantineTurn) start(q *Queue, token int64, d time.Duration) {
+// start is for who took the turn and has started a job of a queue. d is its probation. alone says that no other may start beside it
+// meanwhile: it may have lost another lease since the rescan.
+func (t *quarantineTurn) start(q *Queue, token int64, d time.Duration, alone bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.queue, t.token = q, token
-	t.over = time.AfterFunc(d, func() { t.leave(q, token) })
+	if t.started == nil {
+		t.started = make(map[quarantineJob]*time.Timer)
+	}
+	t.claiming--
+	t.alone = t.alone || alone
+	t.started[quarantineJob{q, token}] = time.AfterFunc(d, func() { t.leave(q, token) })
 }
 
-// leave ends the turn of the job of a queue with this token, if that job still has it. With nil and 0 it is for who took the turn
-// and started no job.
+// passed is for who took the turn and started no job.
+func (t *quarantineTurn) passed() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.claiming--
+	t.left()
+}
+
+// leave ends the turn of the job of a queue with this token, if that job still has one.
 func (t *quarantineTurn) leave(q *Queue, token int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.taken || t.queue != q || t.token != token {
+	job := quarantineJob{q, token}
+	over := t.started[job]
+	if over == nil {
 		return
 	}
-	if t.over != nil {
-		t.over.Stop()
+	over.Stop()
+	delete(t.started, job)
+	t.left()
+}
+
+// left rouses those that wait. The caller holds mu.
+func (t *quarantineTurn) left() {
+	if t.claiming+len(t.started) == 0 {
+		t.alone = false
 	}
-	t.taken, t.queue, t.token, t.over = false, nil, 0, nil
 	for c := range t.waiting {
 		c.rouse()
 	}
 	clear(t.waiting)
 }
 
+// endedWell is for a job that has come to an end while its lease lasted.
+func (t *quarantineTurn) endedWell() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.more++
+	t.latest = time.Now()
+}
+
+// narrow is for a lease that was lost.
+func (t *quarantineTurn) narrow() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.more = 0
+}
+
 // quarantineDue reports whether a job in quarantine should be claimed before anything else. It alternates with the other
 // jobs, so that neither sort waits for all of the other. After a failure the claim of other jobs shows when it is over, so that nobody
 // waits for the turn while the database of another schema does not answer.
 func (c *claimer) quarantineDue(f *feed) bool {
-	return len(f.quarantine.ids) > 0 && !f.quarantine.othersTurn && c.fails == 0 && int(f.slots.quarantined.Load()) < f.mayQuarantine() && c.q.quarantine.free(c)
+	if len(f.quarantine.ids) == 0 || f.quarantine.othersTurn || c.fails > 0 || int(f.slots.quarantined.Load()) >= f.mayQuarantine() {
+		return false
+	}
+	_, beside := f.quarantine.next()
+	return c.q.quarantine.free(c, beside && c.w.besides)
 }
 
 // mayQuarantine is how many of a feed's handlers may run jobs in quarantine.
@@ -191,14 +273,16 @@ type quarantineClaim struct {
 func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
 	in := &f.quarantine
 	in.othersTurn = true
-	if in.without(c.exec.tasks.held()); len(in.ids) == 0 || !c.q.quarantine.take() {
+	in.without(c.exec.tasks.held())
+	few, beside := in.next()
+	if len(few) == 0 || !c.q.quarantine.take(beside && c.w.besides) {
 		c.unreserve(f)
 		c.isDue(f)
 		return nil
 	}
 	f.busy, f.due, f.again = true, false, time.Time{}
 	f.moves++
-	return &quarantineClaim{c: c, f: f, kinds: c.kinds, few: in.ids[:min(len(in.ids), fewQuarantine)], ask: claim{queue: f.queue, limit: 1}}
+	return &quarantineClaim{c: c, f: f, kinds: c.kinds, few: few, ask: claim{queue: f.queue, limit: 1}}
 }
 
 // send sends the claim, which the shutdown does not end at once: see claimer.sendClaims.
@@ -216,7 +300,7 @@ func (q *quarantineClaim) send(ctx context.Context) error {
 func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	f, in := q.f, &q.f.quarantine
 	if err != nil || len(q.ask.leases) == 0 {
-		c.q.quarantine.leave(nil, 0)
+		c.q.quarantine.passed()
 	}
 	if !c.claimed([]*feed{f}, err) {
 		return
@@ -232,7 +316,7 @@ func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	one := q.ask.leases[0]
 	in.past(slices.Index(q.few, one.ID) + 1)
 	f.found = time.Now()
-	c.q.quarantine.start(c.q, one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost))
+	c.q.quarantine.start(c.q, one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost), one.Lost > 1)
 	f.slots.quarantined.Add(1)
 	in.started++
 	f.slots.outstanding.Add(int64(f.slots.width - 1)) // the job has a slot for itself

@@ -104,11 +104,15 @@ func (s *taskSet) overdue(tasks []*task, now time.Time, lease time.Duration) (ov
 
 // forget removes a task that has been dealt with: its outcome is written, or its lease is lost. The caller holds mu.
 func (s *taskSet) forget(lease *Lease) {
+	t := s.all[lease.Token]
 	delete(s.all, lease.Token)
 	if len(s.all) == 0 && s.emptied != nil {
 		s.emptied()
 	}
 	if lease.Lost > 0 {
+		if t != nil && !t.since.IsZero() && t.lost == nil && !t.late {
+			s.q.quarantine.endedWell()
+		}
 		s.q.quarantine.leave(s.q, lease.Token)
 	}
 }
@@ -128,6 +132,7 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 		running.cancel(lost)
 	}
 	if first {
+		s.q.quarantine.narrow()
 		e := t.lease.event(event)
 		e.Err = lost
 		s.q.emit(s.base, e)

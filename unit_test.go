@@ -612,12 +612,12 @@ func TestRescans_RoomOfAFeed(t *testing.T) {
 	require.False(t, room())
 
 	s.outstanding.Store(2)
-	require.True(t, q.quarantine.take())
+	require.True(t, q.quarantine.take(true))
 	require.False(t, room(), "a job that has lost a lease may not start beside another one")
 	f.quarantine.started++ // and has ended
 	require.True(t, room(), "they return all the time")
 	require.False(t, room())
-	q.quarantine.leave(nil, 0)
+	q.quarantine.passed()
 	require.True(t, room())
 	f.quarantine.started += 2
 	s.quarantined.Store(2)
@@ -1239,6 +1239,76 @@ func TestQuarantine_PassesJobsThatAPauseHasTakenOut(t *testing.T) {
 	require.Empty(t, q.ids)
 }
 
+// Each job that ends well lets one more start beside the others, until a lease is lost. One that has to start alone does, whatever
+// started before and after it.
+func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
+	q, c := benchQueue(t), &claimer{wake: make(chan struct{}, 1)}
+	turn := q.quarantine
+	var token int64
+	start := func() int64 {
+		require.True(t, turn.free(c, true))
+		require.True(t, turn.take(true))
+		token++
+		turn.start(q, token, time.Hour, false)
+		return token
+	}
+	full := func() {
+		t.Helper()
+		require.False(t, turn.free(c, true))
+		require.False(t, turn.take(true))
+		require.True(t, turn.isTaken())
+	}
+	end := func(token int64) {
+		turn.endedWell()
+		turn.leave(q, token)
+	}
+	running := []int64{start()}
+	for _, n := range []int{1, 2, 4, 8} {
+		full()
+		require.Len(t, running, n)
+		for _, token := range running {
+			end(token)
+		}
+		running = nil
+		for range 2 * n {
+			if running = append(running, start()); n == 8 {
+				break
+			}
+		}
+	}
+	require.True(t, turn.take(true), "there was room for fifteen")
+	turn.passed()
+	require.False(t, turn.free(c, false))
+	full() // one that starts alone waits
+	end(running[0])
+	require.True(t, turn.free(c, false))
+	require.True(t, turn.take(false))
+	turn.start(q, 100, time.Hour, true)
+	full()
+	end(100)
+	require.True(t, turn.take(true))
+	require.True(t, turn.take(true))
+	turn.passed()
+	turn.narrow()
+	full()
+	turn.passed()
+	require.False(t, turn.isTaken())
+
+	var in quarantine
+	in.saw([]lostJob{{5, 2}, {1, 1}, {2, 1}, {6, 3}})
+	few, beside := in.next()
+	require.Equal(t, []int64{1, 2}, few)
+	require.True(t, beside)
+	in.without(map[int64]bool{1: true, 6: true})
+	few, beside = in.next()
+	require.Equal(t, []int64{2}, few)
+	require.True(t, beside)
+	in.past(1)
+	few, beside = in.next()
+	require.Equal(t, []int64{5}, few)
+	require.False(t, beside)
+}
+
 // A job whose slot has come stands before the others, also after a rescan that was too early for it.
 func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	var q quarantine
@@ -1401,6 +1471,14 @@ func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
 	require.EqualValues(t, 100, p.prefetch(s, now, 0))
 	require.EqualValues(t, 500, p.prefetch(s, now, 100*time.Millisecond))
 	require.EqualValues(t, maxPrefetch, p.prefetch(s, now, time.Second))
+	p.claimed([]*Lease{{Payload: make([]byte, 1<<20)}, {Bytes: make([]byte, 3<<20)}})
+	require.EqualValues(t, 8, p.prefetch(s, now, time.Second), "16 MiB of them")
+	p.claimed(nil)
+	require.EqualValues(t, 8, p.prefetch(s, now, time.Second))
+	for range 30 {
+		p.claimed([]*Lease{{Payload: json.RawMessage(`1`)}})
+	}
+	require.EqualValues(t, maxPrefetch, p.prefetch(s, now, time.Second), "small ones again")
 	p.ahead = 0
 	require.Zero(t, p.prefetch(s, now, time.Second), "a job of which no lease may be lost is claimed when it can start")
 }

@@ -72,6 +72,9 @@ type QueueConfig struct {
 	// connection. The other connections are for what handlers ask of the pool itself: if n such handlers hold all n
 	// connections of a pool and each waits for one more, they wait until their timeout. The log then says so and names the
 	// handlers.
+	//
+	// A worker also claims ahead, for handlers that are about to become free: what they do in some hundredths of a second, at most
+	// 2,000 jobs of a queue, and at most as many as have 16 MiB of payloads, counted with the size of those claimed before.
 	Concurrency int
 
 	// Keep is how long completed jobs, and jobs that were cancelled while they ran, stay in the history, unless their kind
@@ -85,7 +88,8 @@ const (
 	defaultShutdown    = 20 * time.Second
 	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
 	rollbackTimeout    = 5 * time.Second
-	maxPrefetch        = 2000 // jobs claimed beyond what runs
+	maxPrefetch        = 2000     // jobs claimed beyond what runs
+	maxPrefetchBytes   = 16 << 20 // of their payloads, if these are as large as those of the claims before
 	prefetchTime       = 25 * time.Millisecond
 	prefetchLongest    = 250 * time.Millisecond // of the time until its next turn a claim takes jobs for so long
 	conflictTries      = 30                     // how often a handler runs whose transaction Postgres wants run again
@@ -106,6 +110,7 @@ type Worker struct {
 	kinds    []string
 	queues   map[string]QueueConfig
 	keeps    map[string]int64
+	besides  bool // jobs that have lost one lease may start beside each other: each may lose some more
 	lease    time.Duration
 	poll     time.Duration // 0 for the default
 	ahead    time.Duration // how long a job that is claimed ahead may wait for a handler
@@ -133,6 +138,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	if err := w.addHandlers(handlers); err != nil {
 		return nil, err
 	}
+	w.besides = !slices.ContainsFunc(handlers, func(h Handler) bool { return h.maxLost < DefaultMaxLost })
 	if err := w.chooseQueues(&cfg); err != nil {
 		return nil, err
 	}

@@ -68,6 +68,31 @@ func TestQuarantine_BlocksNobody(t *testing.T) {
 	}
 }
 
+// The jobs of a process that was killed start more and more at once while they end well, and each one sooner than a second after the
+// one before, which still runs.
+func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "lost"}
+	var latest atomic.Int64
+	var running, together atomic.Int32
+	w := start(t, db, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error {
+		defer running.Add(-1)
+		now := time.Now().UnixNano()
+		if before := latest.Swap(now); running.Add(1) > 1 && now-before < int64(time.Second) {
+			together.Add(1)
+		}
+		time.Sleep(300 * time.Millisecond) // its work
+		return nil
+	}))
+	for together.Load() < 3 { // the machine may be slow
+		lose(t, db, addMany(t, db, 20, onceq.Job{Kind: "lost", Delay: time.Hour}), 1)
+		sqlRun(t, db, `update onceq.jobs set run_at = now()`)
+		until(t, db, noJobs)
+	}
+	require.NoError(t, w.stop())
+}
+
 // The next job in quarantine starts only when the outcome of the one before is written. Otherwise it could take that
 // outcome with it.
 func TestQuarantine_StartsAJobAfterTheOutcomeOfTheOneBefore(t *testing.T) {

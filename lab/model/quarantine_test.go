@@ -9,7 +9,8 @@ import (
 
 // The second model is about a job that ends its process, the poison job, and innocent jobs beside it in several
 // processes. Each process claims more than it runs. A job that has lost a lease is a suspect. A process runs one
-// suspect at a time and claims one only if it can start it at once. A lost lease counts only if the job was started.
+// suspect at a time and claims one only if it can start it at once. A lost lease counts only if the job was started. Suspects
+// that have lost one lease may run beside each other: how many do depends on how the ones before ended, and here any number may.
 // The poison may also fail in a way that its process survives, which spends an attempt and sets its lost leases back, but
 // not to none: it stays a suspect. An honest job may be snoozed, which shows that it is none.
 //
@@ -27,7 +28,8 @@ const (
 type quarantine struct {
 	suspectsWait     bool // a suspect is claimed while another one runs, and waits with its lease
 	claimsCount      bool // a lost lease counts although the job was not started
-	suspectsTogether bool // a process runs several suspects at once
+	suspectsTogether bool // a process runs several suspects at once, however many leases they have lost
+	besideOne        bool // one that has lost a single lease starts beside one that has lost more
 	failureClears    bool // a job that failed is no longer a suspect
 }
 
@@ -71,7 +73,8 @@ func (v quarantine) starts(w ward, worker int8, j quarantined) bool {
 		return false
 	}
 	suspects := w.count(worker, func(j quarantined) bool { return running(j) && j.suspect() })
-	return !j.suspect() || suspects == 0 || v.suspectsTogether
+	often := w.count(worker, func(j quarantined) bool { return running(j) && j.lost > 1 })
+	return !j.suspect() || suspects == 0 || v.suspectsTogether || j.lost == 1 && (often == 0 || v.besideOne)
 }
 
 // claims reports whether a worker claims a job.
@@ -204,6 +207,7 @@ func TestQuarantine_FindsMistakes(t *testing.T) {
 	}{
 		{quarantine{suspectsWait: true}, "a fresh job waits beside a free slot"},
 		{quarantine{suspectsTogether: true}, "an honest job is dead"},
+		{quarantine{besideOne: true}, "an honest job is dead"},
 		{quarantine{suspectsWait: true, claimsCount: true}, "an honest job is dead"},
 		{quarantine{failureClears: true}, "an honest job is dead"},
 	} {
