@@ -1423,11 +1423,13 @@ func TestLocalZone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	one := nightly()
-	one.Zone = "Local"
-	_, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, one)
 	var bad *onceq.InvalidError
-	require.ErrorAs(t, err, &bad)
-	require.ErrorContains(t, err, `zone "Local" is another one on every machine`)
+	for _, zone := range []string{"localtime", "LOCAL", "Local"} {
+		one.Zone = zone
+		_, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, one)
+		require.ErrorAs(t, err, &bad)
+		require.ErrorContains(t, err, `zone "`+zone+`" is another one on every machine`)
+	}
 	s := scheduler(t, db, onceqcron.Config{})
 	for _, spec := range []string{one.Spec, "@every 1h"} {
 		one.Spec = spec

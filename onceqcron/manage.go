@@ -227,11 +227,15 @@ func (s *Scheduler) catchUp(ctx context.Context, tx pgx.Tx, one *Schedule, r *ro
 	if err != nil {
 		return false, nil
 	}
+	var marks []mark
 	if r.paused != nil {
-		marks, _ := r.idle(old)
-		return true, s.note(ctx, tx, one.Name, marks)
+		marks, _, err = r.idle(ctx, old)
+	} else {
+		var p plan
+		if p, err = missed.plan(ctx, old, *r.next, r.changed, r.now, r.now); err == nil {
+			marks, err = s.happen(ctx, tx, one, p, r)
+		}
 	}
-	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now, r.now), r)
 	if err != nil {
 		return false, err
 	}
@@ -349,7 +353,10 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 			return err
 		}
 		if r.next != nil && !r.next.After(*r.paused) { // these were overdue when the pause began
-			p := one.Missed.plan(one.Timetable, *r.next, r.changed, *r.paused, r.now)
+			p, err := one.Missed.plan(ctx, one.Timetable, *r.next, r.changed, *r.paused, r.now)
+			if err != nil {
+				return err
+			}
 			marks, err := s.happen(ctx, tx, one, p, r)
 			if err != nil {
 				return err
@@ -387,7 +394,7 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 
 // idle gives the lines of the ledger for the ticks of a paused row until now, and the first tick that is still to come. Those that were
 // overdue when the pause began are missed: nobody wanted that.
-func (r *row) idle(t Timetable) (marks []mark, next time.Time) {
+func (r *row) idle(ctx context.Context, t Timetable) (marks []mark, next time.Time, err error) {
 	next = *r.next
 	for _, part := range []struct {
 		outcome string
@@ -396,12 +403,15 @@ func (r *row) idle(t Timetable) (marks []mark, next time.Time) {
 		if next.IsZero() || next.After(part.until) {
 			continue
 		}
-		p := none.plan(t, next, r.changed, part.until, r.now)
+		p, err := none.plan(ctx, t, next, r.changed, part.until, r.now)
+		if err != nil {
+			return nil, next, err
+		}
 		if next = p.next; p.missed > 0 {
 			marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: part.outcome})
 		}
 	}
-	return marks, next
+	return marks, next, nil
 }
 
 // pass writes the ticks of a paused schedule until now into the ledger, and moves the locked row to the next one.
@@ -409,7 +419,10 @@ func (s *Scheduler) pass(ctx context.Context, tx pgx.Tx, one *Schedule, r *row) 
 	if r.next == nil || r.next.After(r.now) {
 		return nil
 	}
-	marks, next := r.idle(one.Timetable)
+	marks, next, err := r.idle(ctx, one.Timetable)
+	if err != nil {
+		return err
+	}
 	r.next, r.changed = nil, nil
 	if !next.IsZero() {
 		r.next = &next
@@ -626,6 +639,9 @@ func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *
 	}
 	for _, part := range parts {
 		for at := part.from; !at.IsZero() && !at.After(part.to) && !at.After(to); at = one.Timetable.Next(at) {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
 			if at.Before(from) {
 				continue
 			}

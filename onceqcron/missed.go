@@ -1,7 +1,9 @@
 package onceqcron
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -79,28 +81,30 @@ type plan struct {
 	next        time.Time // the first that is not due; zero if there is none
 }
 
-// plan is for the ticks until a time, which is now or past. How late they are counts to now.
-func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, until, now time.Time) (p plan) {
+// plan is for the ticks until a time, which is now or past. How late they are counts to now. It looks at some ten thousand ticks at most:
+// nobody counts the seconds of a year, and the schedule is locked meanwhile.
+func (m Missed) plan(ctx context.Context, t Timetable, at time.Time, changed *time.Time, until, now time.Time) (p plan, err error) {
 	miss := func(at time.Time) {
-		if p.missed++; p.missed == 1 {
+		if p.missed = min(p.missed+1, maxTicks); p.first.IsZero() {
 			p.first = at
 		}
 		p.last = at
 	}
 	limit := max(m.all, 1)
-	for ; !at.IsZero() && !at.After(until); at = t.Next(at) {
-		if len(p.fire) == limit {
-			miss(p.fire[0])
-			p.fire = p.fire[1:]
+	for seen := 0; !at.IsZero() && !at.After(until); at = t.Next(at) {
+		if err := ctx.Err(); err != nil {
+			return p, err
 		}
-		p.fire = append(p.fire, at)
-		if p.missed == maxTicks { // nobody counts the seconds of a year
-			if near := until.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
-				if e, ok := t.(every); ok {
-					near = e.before(at, near)
-				}
-				at = near
+		due := []time.Time{at}
+		if seen++; seen > maxTicks+limit {
+			due = latest(t, at, until, limit+1)
+		}
+		for _, at = range due {
+			if len(p.fire) == limit {
+				miss(p.fire[0])
+				p.fire = p.fire[1:]
 			}
+			p.fire = append(p.fire, at)
 		}
 		if changed != nil && changed.After(at) {
 			at = *changed
@@ -111,5 +115,35 @@ func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, until, now t
 		miss(p.fire[0])
 		p.fire = nil
 	}
-	return p
+	return p, nil
+}
+
+// latest returns the last n ticks from at, which is one, until a time; or all of them, if these are fewer. It halves the time until exactly n
+// are left of it, because a Timetable only says what comes next.
+func latest(t Timetable, at, until time.Time, n int) (ticks []time.Time) {
+	from := func(start time.Time) (ticks []time.Time) { // the first ones after start, one more than wanted
+		if e, ok := t.(every); ok {
+			start = e.before(at, start.Add(1)) // it counts from the tick before
+		}
+		for next := t.Next(start); !next.IsZero() && !next.After(until) && len(ticks) <= n; next = t.Next(next) {
+			ticks = append(ticks, next)
+		}
+		return ticks
+	}
+	if ticks = from(at); len(ticks) < n {
+		return slices.Insert(ticks, 0, at)
+	}
+	few, many := until, at // after few there are too few ticks, after many too many or enough
+	for range 64 {         // a nanosecond of 292 years
+		middle := many.Add(few.Sub(many) / 2)
+		switch ticks = from(middle); {
+		case len(ticks) == n:
+			return ticks
+		case len(ticks) < n:
+			few = middle
+		default:
+			many = middle
+		}
+	}
+	return from(many)[:n]
 }

@@ -3,6 +3,7 @@ package onceqcron_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -189,4 +190,52 @@ func TestNames_ThatCannotBeStored(t *testing.T) {
 		require.ErrorIs(t, s.Pause(t.Context(), tx, name), onceqcron.ErrNotFound)
 	}
 	require.NoError(t, tx.Commit(t.Context()), "the transaction is still usable")
+}
+
+// seconds is a Timetable of the code with a tick each second, and counts how often it is asked.
+type seconds struct{ asked *atomic.Int64 }
+
+func (s seconds) Next(after time.Time) time.Time {
+	s.asked.Add(1)
+	return after.Truncate(time.Second).Add(time.Second)
+}
+
+// Nothing walks over a year of seconds while it has the schedule's lock.
+func TestASecondsScheduleAfterAYear_IsComputed(t *testing.T) {
+	t.Parallel()
+	const most = 2_000_000 // a year has 31 million seconds
+	for name, do := range map[string]func(t *testing.T, db *queuetest.DB, s *onceqcron.Scheduler){
+		"Resume": func(t *testing.T, _ *queuetest.DB, s *onceqcron.Scheduler) {
+			require.NoError(t, s.Resume(t.Context(), nil, "s"))
+		},
+		"Resume, overdue before": func(t *testing.T, db *queuetest.DB, s *onceqcron.Scheduler) {
+			_, err := db.Pool.Exec(t.Context(), `update onceq.schedules set paused_at = now()`)
+			require.NoError(t, err)
+			require.NoError(t, s.Resume(t.Context(), nil, "s"))
+		},
+		"a tick": func(t *testing.T, db *queuetest.DB, s *onceqcron.Scheduler) {
+			_, err := db.Pool.Exec(t.Context(), `update onceq.schedules set paused_at = null`)
+			require.NoError(t, err)
+			db.RunOne(s.Handlers()...)
+		},
+		"Backfill": func(t *testing.T, db *queuetest.DB, s *onceqcron.Scheduler) {
+			n, err := s.Backfill(t.Context(), nil, "s", now(t, db).Add(-10*time.Second), now(t, db))
+			require.NoError(t, err)
+			require.NotZero(t, n)
+		},
+	} {
+		for _, missed := range []onceqcron.Missed{onceqcron.All(10), onceqcron.Latest(24 * 400 * time.Hour)} {
+			t.Run(name+", "+missed.String(), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				var asked atomic.Int64
+				s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "s", Timetable: seconds{&asked}, Job: report.Job("x"), Missed: missed})
+				require.NoError(t, s.Register(t.Context()))
+				require.NoError(t, s.Pause(t.Context(), nil, "s"))
+				overdue(t, db, "s", now(t, db).AddDate(-1, 0, 0).Truncate(time.Second))
+				do(t, db, s)
+				require.Less(t, asked.Load(), int64(most))
+			})
+		}
+	}
 }

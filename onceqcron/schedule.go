@@ -16,7 +16,7 @@ type Schedule struct {
 	Name string // required; at most 200 bytes, and 118 for a schedule in code
 
 	Spec string // when it is due: see Parse
-	Zone string // an IANA time zone, and not "Local"; default UTC
+	Zone string // an IANA time zone, and not "Local" or "localtime"; default UTC
 
 	// Timetable says when it is due, in place of Spec and Zone. For schedules in code only.
 	Timetable Timetable

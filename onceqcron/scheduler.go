@@ -196,10 +196,16 @@ type row struct {
 
 // unfired is the first tick of a timetable from next on that has not happened.
 func (r *row) unfired(t Timetable, next time.Time) time.Time {
-	for slices.ContainsFunc(r.fired, next.Equal) {
+	for r.happened(next) {
 		next = t.Next(next)
 	}
 	return next
+}
+
+// happened reports whether a tick is in r.fired, which is in order.
+func (r *row) happened(at time.Time) bool {
+	_, found := slices.BinarySearchFunc(r.fired, at, time.Time.Compare)
+	return found
 }
 
 // lock reads a schedule and locks it until the transaction ends. A tick locks its job first and then this; nothing else
@@ -327,7 +333,10 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 	if err != nil {
 		return err
 	}
-	p := one.Missed.plan(one.Timetable, *r.next, r.changed, r.now, r.now)
+	p, err := one.Missed.plan(ctx, one.Timetable, *r.next, r.changed, r.now, r.now)
+	if err != nil {
+		return err
+	}
 	marks, err := s.happen(ctx, tx, one, p, r)
 	if err != nil {
 		return err
@@ -373,7 +382,7 @@ func (s *Scheduler) happen(ctx context.Context, tx pgx.Tx, one *Schedule, p plan
 		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
 	}
 	for _, at := range p.fire {
-		if slices.ContainsFunc(r.fired, at.Equal) {
+		if r.happened(at) {
 			continue
 		}
 		m, err := s.fire(ctx, tx, one, Tick{Schedule: one.Name, At: at, Now: r.now})

@@ -18,8 +18,8 @@ type Timetable interface {
 	Next(after time.Time) time.Time
 }
 
-// Parse reads a cron specification for a time zone of the IANA database ("Europe/Berlin"); an empty zone is UTC. "Local" is
-// refused: which zone that is depends on the machine.
+// Parse reads a cron specification for a time zone of the IANA database ("Europe/Berlin"); an empty zone is UTC. "Local" and
+// "localtime" are refused: which zone that is depends on the machine.
 //
 // The five fields are minute, hour, day of month, month and day of week; six fields begin with seconds. A field is * or a
 // list of numbers, names (JAN, MON), ranges (1-5) and steps (*/10, 8-18/2). Sunday is 0 or 7. A range of hours, days or months may
@@ -41,8 +41,9 @@ func Parse(spec, zone string) (Timetable, error) {
 }
 
 func parse(spec, zone string) (Timetable, error) {
-	if zone == "Local" { // the library's word for the machine's own zone
-		return nil, errors.New("zone \"Local\" is another one on every machine that fires; name the zone that is meant, such as Europe/Berlin")
+	switch strings.ToLower(zone) {
+	case "local", "localtime": // the library's word for the machine's own zone, and the systems' file of it
+		return nil, fmt.Errorf("zone %q is another one on every machine that fires; name the zone that is meant, such as Europe/Berlin", zone)
 	}
 	loc, err := time.LoadLocation(zone)
 	if err != nil {
