@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -99,7 +98,7 @@ Begin with: onceq doctor`,
 	}
 	root.SetVersionTemplate("onceq {{.Version}}\n")
 	flags := root.PersistentFlags()
-	flags.StringVarP(&a.database, "database", "d", "", "connection string, as a URL or as key=value (default $DATABASE_URL, else the PG* variables)")
+	flags.StringVarP(&a.database, "database", "d", "", "connection string, as a URL or as key=value; ps shows it to others on this machine (default $DATABASE_URL, else the PG* variables)")
 	flags.StringVar(&a.schema, "schema", envOr("ONCEQ_SCHEMA", "onceq"), "schema of onceq's tables (also $ONCEQ_SCHEMA)")
 	flags.BoolVar(&a.json, "json", false, "print JSON; errors too, on stderr")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of each statement; those of a long command count one by one")
@@ -192,7 +191,7 @@ func (a *app) config() (*pgxpool.Config, error) {
 	}
 	config, err := pgxpool.ParseConfig(to)
 	if err != nil {
-		return nil, usagef("the connection string cannot be read: %w", err)
+		return nil, unreadable(err)
 	}
 	// One for the command, one for what it asks beside that. Unnamed statements work through every pooler.
 	config.MaxConns, config.MinConns, config.MinIdleConns = cmp.Or(a.conns, 2), 0, 0
@@ -214,6 +213,19 @@ func (a *app) config() (*pgxpool.Config, error) {
 		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 5 * time.Second}
 	}
 	return config, nil
+}
+
+// unreadable says why a connection string cannot be read, and repeats nothing of it: it has a password, and what cannot be read does not say
+// where. A malformed URL's own error may quote a part of the password.
+func unreadable(err error) error {
+	reason := err.Error()
+	if i := strings.LastIndex(reason, "`: "); i >= 0 { // pgx repeats the string before it
+		reason = reason[i+3:]
+	}
+	if strings.Contains(reason, "failed to parse as URL") {
+		reason = "as a URL it is malformed. In a password, write %40 for @, %3A for :, %2F for /, %3F for ?, %23 for # and %25 for %; or use key=value: host=db user=me password='…'"
+	}
+	return &exit{codeUsage, errors.New("the connection string cannot be read: " + reason)}
 }
 
 // connect opens the pool. With checked, it also finds out whether the tables are those that this command knows.
@@ -361,10 +373,10 @@ func (a *app) report(err error) int {
 	}
 	text = a.typed(text)
 	if a.json {
-		_ = json.NewEncoder(a.errOut).Encode(map[string]any{"error": text, "code": codeNames[code]})
+		_ = writeJSON(a.errOut, map[string]any{"error": text, "code": codeNames[code]}, "")
 		return code
 	}
-	fmt.Fprintln(a.errOut, "onceq:", text)
+	a.remark("onceq: %s\n", under(text, 2))
 	return code
 }
 
@@ -412,12 +424,27 @@ func (a *app) typed(text string) string {
 	})
 }
 
-// quoteArg quotes an argument for a shell if it needs that.
+// quoteArg quotes an argument for a shell if it needs that. What a terminal would obey is written as bash, ksh and zsh read it.
 func quoteArg(s string) string {
 	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == "" {
 		return s
 	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	if !strings.ContainsFunc(s, dangerous) {
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	}
+	var b strings.Builder
+	b.WriteString("$'")
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '\'' || c == '\\':
+			b.WriteString(`\` + string(c))
+		case c < ' ' || c > '~':
+			b.WriteString(fmt.Sprintf(`\x%02x`, c))
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String() + "'"
 }
 
 // inTx runs fn in a transaction whatever the database's defaults are. What a person does and its line in the audit trail commit
@@ -452,6 +479,6 @@ func (a *app) ended(ctx context.Context, action onceq.Action, said string, stopp
 	}
 	action.Who, action.Outcome = a.person(), strings.ToValidUTF8(said[:min(len(said), 4000)], "")
 	if _, err := a.q.RecordAction(ctx, a.pool, action); err != nil {
-		fmt.Fprintln(a.errOut, "onceq: the audit trail does not say what became of this:", err)
+		a.remark("onceq: the audit trail does not say what became of this: %s\n", err)
 	}
 }

@@ -25,20 +25,20 @@ func (c *consent) flags(cmd *cobra.Command) {
 
 // agreed says what is about to happen and returns nil if it may. With --dry-run it returns errDry.
 func (a *app) agreed(ctx context.Context, c consent, what string, lines ...string) error {
-	fmt.Fprintln(a.errOut, what)
+	a.remark("%s\n", what)
 	for _, l := range lines {
-		fmt.Fprintln(a.errOut, "  "+l)
+		a.remark("  %s\n", l)
 	}
 	switch is, _ := terminal(a.in); {
 	case c.dry:
-		fmt.Fprintln(a.errOut, "Dry run: nothing was changed.")
+		a.remark("Dry run: nothing was changed.\n")
 		return errDry
 	case c.yes:
 		return nil
 	case !is:
 		return &exit{codeRefused, errors.New("nothing was changed: add --yes to do it, because there is no terminal to ask on")}
 	}
-	fmt.Fprint(a.errOut, "Go on? [y/N] ")
+	a.remark("Go on? [y/N] ")
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
@@ -46,7 +46,7 @@ func (a *app) agreed(ctx context.Context, c consent, what string, lines ...strin
 	}()
 	select {
 	case <-ctx.Done():
-		fmt.Fprintln(a.errOut)
+		a.remark("\n")
 		return &exit{codeInterrupted, errors.New("interrupted; nothing was changed")}
 	case line := <-answer:
 		if line == "y" || line == "yes" {
@@ -106,11 +106,11 @@ func (p *progress) say(format string, args ...any) {
 	}
 	p.shown = time.Now()
 	if p.live {
-		fmt.Fprintf(p.w, "\r"+format+"\x1b[K", args...)
+		printf(p.w, "\r"+format+"\x1b[K", args...)
 		p.drawn = true
 		return
 	}
-	fmt.Fprintf(p.w, format+"\n", args...)
+	printf(p.w, format+"\n", args...)
 }
 
 // stops says what ctrl-c does. It may be called while say is.
@@ -118,7 +118,7 @@ func (p *progress) stops() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.clear()
-	fmt.Fprintln(p.w, "Stopping after the statement that is under way. Ctrl-c again ends at once; what that statement does is then not known.")
+	printf(p.w, "Stopping after the statement that is under way. Ctrl-c again ends at once; what that statement does is then not known.\n")
 }
 
 func (p *progress) end() {
@@ -129,7 +129,7 @@ func (p *progress) end() {
 
 func (p *progress) clear() {
 	if p.drawn {
-		fmt.Fprint(p.w, "\r\x1b[K")
+		printf(p.w, "\r\x1b[K")
 		p.drawn = false
 	}
 }

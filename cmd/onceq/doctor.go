@@ -71,17 +71,17 @@ func (a *app) tell(found []finding, all bool) {
 					continue
 				}
 			}
-			fmt.Fprintf(a.out, "%s  %s: %s\n", a.colored(stateColors[level], fmt.Sprintf("%-7s", level)), clean(f.What), cleanLines(f.Detail))
+			a.say("%s  %s: %s\n", a.colored(stateColors[level], fmt.Sprintf("%-7s", level)), f.What, under(f.Detail, 9))
 			if f.Advice != "" {
-				fmt.Fprintf(a.out, "         %s\n", clean(f.Advice))
+				a.say("         %s\n", f.Advice)
 			}
 		}
 	}
 	switch bad := len(found) - fine; {
 	case bad == 0 && !all:
-		fmt.Fprintf(a.out, "Nothing needs attention; %d things are fine (--all prints them).\n", fine)
+		a.say("Nothing needs attention; %d things are fine (--all prints them).\n", fine)
 	case !all:
-		fmt.Fprintf(a.out, "%s attention, %d are fine (--all prints them).\n", map[bool]string{true: "1 thing needs", false: fmt.Sprint(bad) + " things need"}[bad == 1], fine)
+		a.say("%s attention, %d are fine (--all prints them).\n", map[bool]string{true: "1 thing needs", false: fmt.Sprint(bad) + " things need"}[bad == 1], fine)
 	}
 }
 

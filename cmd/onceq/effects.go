@@ -76,7 +76,7 @@ policy in the next run, dead and cancelled ones keep them.`,
 			}
 			a.print(t, "No job that is "+words(filter)+" has an effect of unknown outcome.")
 			if next != 0 {
-				fmt.Fprintf(a.errOut, "There may be more: add --after %d\n", next)
+				a.remark("There may be more: add --after %d\n", next)
 			}
 			return nil
 		},
@@ -234,7 +234,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 	if a.json {
 		return a.printJSON(map[string]any{"job": id, "effect": name, "state": state})
 	}
-	fmt.Fprintf(a.out, "job %d: %s\n", id, state)
+	a.say("job %d: %s\n", id, state)
 	return nil
 }
 
@@ -261,7 +261,7 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 		if a.json {
 			return a.printJSON(map[string]any{"matched": 0, "stopped": false})
 		}
-		fmt.Fprintf(a.out, "No %s is of unknown outcome. Nothing was changed.\n", about)
+		a.say("No %s is of unknown outcome. Nothing was changed.\n", about)
 		return nil
 	}
 	if total > 5 {
@@ -295,7 +295,7 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 	if a.json {
 		err = errors.Join(err, a.printJSON(map[string]any{"matched": total, "resolved": resolved, "redriven": redriven, "stopped": stopped}))
 	} else {
-		fmt.Fprintln(a.out, outcome)
+		a.say("%s\n", outcome)
 	}
 	if stopped {
 		return errStoppedBetween

@@ -89,7 +89,7 @@ for a person, run the job anyway, or cancel it.`,
 			}
 			a.print(t, "No job waits for others.")
 			if next != 0 {
-				fmt.Fprintf(a.errOut, "There may be more: add --after %d\n", next)
+				a.remark("There may be more: add --after %d\n", next)
 			}
 			return nil
 		},
@@ -156,24 +156,24 @@ It is known as long as that job is. onceq jobs list --group GROUP shows its memb
 }
 
 func (a *app) showGroup(ctx context.Context, g onceq.GroupInfo, people []onceq.JobInfo, members []onceq.Member, next int64) error {
-	fmt.Fprintf(a.out, "%s. %d open. Job %d %s.\n", capital(g.String()), g.Open, g.ID, map[bool]string{true: "waits; if one is dead: " + g.IfDead.String(), false: "is " + g.State.String()}[g.Waits])
+	a.say("%s. %d open. Job %d %s.\n", capital(g.String()), g.Open, g.ID, map[bool]string{true: "waits; if one is dead: " + g.IfDead.String(), false: "is " + g.State.String()}[g.Waits])
 	if len(people) > 0 {
 		now, err := a.now(ctx)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, "\nDead or held:")
+		a.say("\nDead or held:\n")
 		a.print(jobTable(people, now), "")
-		fmt.Fprintln(a.out, a.typed(fmt.Sprintf("All dead ones run again: onceq jobs redrive --group %d. Without them: onceq jobs discard --group %d.", g.ID, g.ID)))
+		a.say("%s\n", a.typed(fmt.Sprintf("All dead ones run again: onceq jobs redrive --group %d. Without them: onceq jobs discard --group %d.", g.ID, g.ID)))
 	}
-	fmt.Fprintln(a.out, "\nMembers:")
+	a.say("\nMembers:\n")
 	t := newTable("JOB", "STATE", "KIND", "RESULT OR LATEST ERROR").numbers("JOB")
 	for _, m := range members {
 		t.add(m.ID, m.State, m.Kind, cmp.Or(string(m.Result), m.Error))
 	}
 	a.print(t, "No member is known.")
 	if next != 0 {
-		fmt.Fprintf(a.errOut, "There may be more: add --after %d\n", next)
+		a.remark("There may be more: add --after %d\n", next)
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ Members that other jobs wait for too are cancelled all the same. onceq jobs redr
 			if a.json {
 				err = errors.Join(err, a.printJSON(map[string]any{"cancelled": cancelled, "asked": asked, "stopped": stopped}))
 			} else {
-				fmt.Fprintln(a.out, said)
+				a.say("%s\n", said)
 			}
 			if stopped {
 				return errStoppedBetween

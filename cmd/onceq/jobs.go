@@ -70,9 +70,9 @@ thousand jobs a statement, prints what it has found, and says where to go on. Wi
 			}
 			a.print(jobTable(jobs, now), none)
 			if next != 0 && len(jobs) < c.limit {
-				fmt.Fprintf(a.errOut, "Not all jobs were looked at: add --after %d\n", next)
+				a.remark("Not all jobs were looked at: add --after %d\n", next)
 			} else if next != 0 {
-				fmt.Fprintf(a.errOut, "There may be more: add --after %d\n", next)
+				a.remark("There may be more: add --after %d\n", next)
 			}
 			return nil
 		},
@@ -215,11 +215,12 @@ func (a *app) showCommand() *cobra.Command {
 
 func (a *app) show(s shown, now time.Time, short bool) {
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(a.out, "%-11s %s\n", name, cleanLines(fmt.Sprintf(format, args...)))
+		a.say("%-11s ", name)
+		a.say(format+"\n", args...)
 	}
 	state := s.State.String()
 	line("job", "%d", s.ID)
-	fmt.Fprintf(a.out, "%-11s %s%s\n", "state", a.colored(stateColors[state], state), clean(", "+a.typed(hint(s, now))))
+	line("state", "%s, %s", a.colored(stateColors[state], state), a.typed(hint(s, now)))
 	if s.Kind == "" { // only its fence is left
 		line("key", "%s in scope %s", s.Key, s.Scope)
 		line("created", "%s", stamp(s.CreatedAt))
@@ -269,28 +270,28 @@ func (a *app) show(s shown, now time.Time, short bool) {
 	if !short {
 		switch {
 		case s.Payload != nil:
-			line("payload", "%s", indent(s.Payload))
+			line("payload", "%s", under(indent(s.Payload), 12))
 		case s.Bytes != nil:
 			line("payload", "%s of bytes: %q", plural(len(s.Bytes), "byte"), s.Bytes[:min(len(s.Bytes), 200)])
 		}
 		if s.Result != nil {
-			line("result", "%s", indent(s.Result))
+			line("result", "%s", under(indent(s.Result), 12))
 		}
 	}
 	for _, e := range s.Errors {
-		line("error", "attempt %d, %s: %s", e.Attempt, stamp(e.At), e.Error)
+		line("error", "attempt %d, %s: %s", e.Attempt, stamp(e.At), under(e.Error, 12))
 	}
 	for _, e := range s.Effects {
 		detail := ""
 		if e.Detail != "" {
 			detail = ": " + e.Detail
 		}
-		fmt.Fprintf(a.out, "%-11s %s %s, begun %s%s\n", "effect", clean(e.Name), a.colored(stateColors[e.State], e.State), stamp(e.Since), clean(detail))
+		line("effect", "%s %s, begun %s%s", e.Name, a.colored(stateColors[e.State], e.State), stamp(e.Since), detail)
 		if e.IdempotencyKey != "" {
 			line("", "the provider knows it as %s", e.IdempotencyKey)
 		}
 		if e.Result != nil && !short {
-			line("", "result %s", indent(e.Result))
+			line("", "result %s", under(indent(e.Result), 12))
 		}
 	}
 	for _, x := range s.Actions {
@@ -310,7 +311,7 @@ func mapKeys(m map[string]string) func(func(string) bool) {
 
 func indent(raw json.RawMessage) string {
 	var b bytes.Buffer
-	if len(raw) < 60 || json.Indent(&b, raw, "            ", "  ") != nil {
+	if len(raw) < 60 || json.Indent(&b, raw, "", "  ") != nil {
 		return string(raw)
 	}
 	return b.String()
@@ -378,9 +379,14 @@ func (a *app) explainCommand() *cobra.Command {
 				}
 				return a.printJSON(e)
 			}
-			fmt.Fprintln(a.out, cleanLines(e.String()))
+			first := e
+			first.Reasons = e.Reasons[:1]
+			a.say("%s\n", first)
+			for _, r := range e.Reasons[1:] {
+				a.say("and then: %s\n", r)
+			}
 			if p := e.Job.Progress; p != nil && p.Note != "" {
-				fmt.Fprintln(a.out, "its handler's note: "+clean(p.Note))
+				a.say("its handler's note: %s\n", p.Note)
 			}
 			return nil
 		},
@@ -507,9 +513,9 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		}
 		done = append(done, o)
 		if !a.json && err == nil {
-			fmt.Fprintf(a.out, "job %d: %s\n", id, what)
+			a.say("job %d: %s\n", id, what)
 		} else if !a.json && len(ids) > 1 {
-			fmt.Fprintf(a.errOut, "job %d: %s\n", id, clean(o.Error))
+			a.remark("job %d: %s\n", id, o.Error)
 		}
 	}
 	if a.json {
@@ -540,7 +546,7 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		if a.json {
 			return a.printJSON(map[string]any{"matched": 0, "stopped": false})
 		}
-		fmt.Fprintf(a.out, "No job is %s. Nothing was changed.\n", about)
+		a.say("No job is %s. Nothing was changed.\n", about)
 		return nil
 	}
 	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.Group == 0 {
@@ -579,7 +585,7 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		}
 		err = errors.Join(err, a.printJSON(all))
 	} else {
-		fmt.Fprintln(a.out, said)
+		a.say("%s\n", said)
 	}
 	if stopped {
 		return errStoppedBetween

@@ -87,7 +87,7 @@ func listed[T any](a *app, cmd *cobra.Command, p page[T]) error {
 	}
 	a.print(p.table(all), p.none)
 	if next != "" {
-		fmt.Fprintf(a.errOut, "There may be more: add --after %s\n", quoteArg(next))
+		a.remark("There may be more: add --after %s\n", quoteArg(next))
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ runs at a time.`,
 			if a.json {
 				return a.printJSON(map[string]any{"lane": args[0], "limit": was})
 			}
-			fmt.Fprintln(a.out, said)
+			a.say("%s\n", said)
 			return nil
 		},
 	}, &why)

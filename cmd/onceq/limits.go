@@ -125,6 +125,6 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 	case a.json:
 		return a.printJSON(now)
 	}
-	fmt.Fprintln(a.out, said)
+	a.say("%s\n", said)
 	return nil
 }

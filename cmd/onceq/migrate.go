@@ -100,9 +100,9 @@ workers would wait behind it. Run it again then. While another process migrates,
 					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": max(before, migrations.Version)})
 				}
 				if before >= migrations.Version {
-					fmt.Fprintf(a.out, "Schema %q is at version %d already.\n", a.schema, before)
+					a.say("Schema %q is at version %d already.\n", a.schema, before)
 				} else {
-					fmt.Fprintf(a.out, "Schema %q is at version %d now; it was at %d.\n", a.schema, migrations.Version, before)
+					a.say("Schema %q is at version %d now; it was at %d.\n", a.schema, migrations.Version, before)
 				}
 				return nil
 			})
@@ -139,7 +139,7 @@ history. The schema itself stays. Stop all workers first.`,
 					if a.json {
 						return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": before})
 					}
-					fmt.Fprintf(a.out, "Schema %q is at version %d already.\n", a.schema, before)
+					a.say("Schema %q is at version %d already.\n", a.schema, before)
 					return nil
 				}
 				var lines []string
@@ -168,7 +168,7 @@ history. The schema itself stays. Stop all workers first.`,
 				if a.json {
 					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": to})
 				}
-				fmt.Fprintf(a.out, "Schema %q is at version %d now; it was at %d.\n", a.schema, to, before)
+				a.say("Schema %q is at version %d now; it was at %d.\n", a.schema, to, before)
 				return nil
 			}))
 		},
@@ -286,7 +286,7 @@ func (a *app) sqlCommand() *cobra.Command {
 				if down {
 					text = m.Down
 				}
-				fmt.Fprintf(a.out, "-- %s\n%s", m.Name, text)
+				a.say("-- %s\n%s", m.Name, trusted(text))
 			}
 			if a.json {
 				return a.printJSON(map[string]any{"migrations": all})
@@ -309,7 +309,7 @@ func (a *app) grantsCommand() *cobra.Command {
 			if a.json {
 				return a.printJSON(map[string]any{"sql": sql})
 			}
-			fmt.Fprint(a.out, sql)
+			a.say("%s", trusted(sql))
 			return nil
 		},
 	}
@@ -337,7 +337,7 @@ func (a *app) checkCommand() *cobra.Command {
 			if a.json {
 				return a.printJSON(map[string]any{"schema": a.schema, "version": version})
 			}
-			fmt.Fprintf(a.out, "Schema %q is at version %d, which is right.\n", a.schema, version)
+			a.say("Schema %q is at version %d, which is right.\n", a.schema, version)
 			return nil
 		},
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,12 +16,75 @@ import (
 	"golang.org/x/term"
 )
 
+// Everything that this command prints goes through this file: texts of payloads, errors, keys and names come from anybody, and a
+// terminal would obey them. TestEverythingPrintedIsClean holds that.
+
+// trusted is a text that is printed as it is: the command's own, or cleaned already.
+type trusted string
+
+// cleaned prints an argument without what a terminal would obey, on one line.
+type cleaned struct{ any }
+
+// Format is for fmt.
+func (c cleaned) Format(f fmt.State, verb rune) {
+	text := fmt.Sprintf(fmt.FormatString(f, verb), c.any)
+	if verb != 'q' { // which has escaped it
+		text = clean(text)
+	}
+	_, _ = io.WriteString(f, text)
+}
+
+// printf prints to a stream. The format is the command's own, and each argument is cleaned unless it is trusted.
+func printf(w io.Writer, format string, args ...any) {
+	for i, v := range args {
+		if _, ok := v.(trusted); !ok {
+			args[i] = cleaned{v}
+		}
+	}
+	_, _ = fmt.Fprintf(w, format, args...)
+}
+
+// say prints what a command is asked for; remark prints what is said beside it, on stderr.
+func (a *app) say(format string, args ...any)    { printf(a.out, format, args...) }
+func (a *app) remark(format string, args ...any) { printf(a.errOut, format, args...) } // see say
+
+// under is a text of several lines, each cleaned. All but the first are indented, so that none looks like a line of the command.
+func under(text string, indent int) trusted {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	for i, l := range lines {
+		if lines[i] = clean(l); i > 0 {
+			lines[i] = strings.Repeat(" ", indent) + lines[i]
+		}
+	}
+	return trusted(strings.Join(lines, "\n"))
+}
+
 // printJSON prints a value for programs. The names in it are stable; later versions may add some.
-func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.out)
+func (a *app) printJSON(v any) error { return writeJSON(a.out, v, "  ") }
+
+// writeJSON escapes what a terminal would obey, as programs may print what they read. JSON has such characters in strings alone.
+func writeJSON(w io.Writer, v any, indent string) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	text := b.String()
+	if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && dangerous(r) }) {
+		var safe strings.Builder
+		for _, r := range text {
+			if r != '\n' && dangerous(r) {
+				_, _ = fmt.Fprintf(&safe, "\\u%04x", r)
+			} else {
+				safe.WriteRune(r)
+			}
+		}
+		text = safe.String()
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // terminal says whether a stream is one, and how wide it is.
@@ -207,38 +271,29 @@ func clean(s string) string {
 	return b.String()
 }
 
-// cleanLines is clean for a text that may have several lines.
-func cleanLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i, l := range lines {
-		lines[i] = clean(l)
-	}
-	return strings.Join(lines, "\n")
-}
-
-// dangerous are control characters, and those that change a text's direction.
+// dangerous are control characters, those that change a text's direction, and those that separate lines.
 func dangerous(r rune) bool {
-	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == utf8.RuneError
+	return unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) || r == utf8.RuneError
 }
 
 // print prints the table, or what to say if it is empty.
 func (a *app) print(t *table, empty string) {
 	if len(t.rows) == 0 {
-		fmt.Fprintln(a.out, empty)
+		a.say("%s\n", empty)
 		return
 	}
 	_, width := terminal(a.out)
 	for _, l := range t.lines(width, color(a.out)) {
-		fmt.Fprintln(a.out, l)
+		a.say("%s\n", trusted(l)) // add has cleaned its cells
 	}
 }
 
 // colored puts a color around a text if the output has colors.
-func (a *app) colored(c, s string) string {
-	if c == plain || !color(a.out) {
-		return s
+func (a *app) colored(c, s string) trusted {
+	if s = clean(s); c == plain || !color(a.out) {
+		return trusted(s)
 	}
-	return c + s + reset
+	return trusted(c + s + reset)
 }
 
 // ago says how long something has lasted, in a few characters.

@@ -53,7 +53,7 @@ select kind, count(*)::int from `+pgx.Identifier{a.schema}.Sanitize()+`.v_jobs w
 				return a.printJSON(map[string]any{"kinds": all})
 			}
 			a.print(t, "No job may run again: there is nothing to decode.")
-			fmt.Fprint(a.out, "\n"+payloadsText)
+			a.say("\n%s", trusted(payloadsText))
 			return nil
 		},
 	}

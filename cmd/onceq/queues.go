@@ -285,13 +285,13 @@ those that do not, and for looking. It may run beside others and be interrupted 
 				err = errors.Join(err, a.printJSON(map[string]any{"fences": r.Fences, "effects": r.Effects, "history": r.History, "cancels": r.Cancels,
 					"waiters": r.Waiters, "awaits": r.Awaits, "members": r.Members, "unknown": r.Unknown, "missing": r.Missing}))
 			} else {
-				fmt.Fprintf(a.out, "Removed %s, %s, %s, %s and %s.\n", plural(r.Fences, "key"), plural(r.Effects, "effect"),
+				a.say("Removed %s, %s, %s, %s and %s.\n", plural(r.Fences, "key"), plural(r.Effects, "effect"),
 					plural(r.History, "finished job"), plural(r.Cancels, "request")+" to cancel", plural(r.Waiters, "announcement")+" of workers")
 				if r.Unknown > 0 {
-					fmt.Fprintf(a.out, "%s of clients were among them whose outcome nobody has found out.\n", plural(r.Unknown, "key"))
+					a.say("%s of clients were among them whose outcome nobody has found out.\n", plural(r.Unknown, "key"))
 				}
 				if r.Missing > 0 {
-					fmt.Fprintf(a.out, "%s freed whose job somebody has deleted by hand.\n", plural(r.Missing, "key"))
+					a.say("%s freed whose job somebody has deleted by hand.\n", plural(r.Missing, "key"))
 				}
 			}
 			if cmd.Context().Err() != nil {

@@ -202,7 +202,7 @@ func (a *app) change(cmd *cobra.Command, what, name, why string, fn func(ctx con
 		result["schedule"] = name
 		return a.printJSON(result)
 	}
-	fmt.Fprintln(a.out, said)
+	a.say("%s\n", said)
 	return nil
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -58,8 +57,8 @@ const countsEvery = 10 * time.Second
 
 func (a *app) watch(ctx context.Context, every time.Duration) error {
 	if !a.json {
-		fmt.Fprint(a.out, "\x1b[?1049h\x1b[?25l")       // another screen, no cursor
-		defer fmt.Fprint(a.out, "\x1b[?25h\x1b[?1049l") // and back
+		a.say("\x1b[?1049h\x1b[?25l")       // another screen, no cursor
+		defer a.say("\x1b[?25h\x1b[?1049l") // and back
 	}
 	var last look
 	var since time.Time
@@ -78,7 +77,7 @@ func (a *app) watch(ctx context.Context, every time.Duration) error {
 			if err != nil {
 				line = map[string]any{"error": err.Error()}
 			}
-			if err := json.NewEncoder(a.out).Encode(line); err != nil {
+			if err := writeJSON(a.out, line, ""); err != nil {
 				return err
 			}
 		} else {
@@ -174,7 +173,7 @@ func (a *app) draw(l look, since time.Time, err error) {
 		b.WriteString(line + "\x1b[K")
 	}
 	b.WriteString("\x1b[J")
-	fmt.Fprint(a.out, b.String())
+	a.say("%s", trusted(b.String()))
 }
 
 func terminalHeight(w any) int {

@@ -51,10 +51,10 @@ shown, as onceq jobs show does. From another machine: ssh -L 8080:127.0.0.1:8080
 			url := fmt.Sprintf("http://%s%s/", listener.Addr(), prefix)
 			if a.json {
 				err = a.printJSON(map[string]any{"url": url, "act": act})
-			} else if _, err = fmt.Fprintln(a.out, url); act {
-				fmt.Fprintf(a.errOut, "Whoever has this address acts as %s. ctrl-c ends it.\n", a.person())
+			} else if a.say("%s\n", url); act {
+				a.remark("Whoever has this address acts as %s. ctrl-c ends it.\n", a.person())
 			} else {
-				fmt.Fprintln(a.errOut, "Only for reading; --act allows actions. ctrl-c ends it.")
+				a.remark("Only for reading; --act allows actions. ctrl-c ends it.\n")
 			}
 			mux := http.NewServeMux()
 			mux.Handle(prefix+"/", page)

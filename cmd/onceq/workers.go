@@ -190,7 +190,7 @@ func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx 
 			if a.json {
 				return a.printJSON(map[string]any{"outcome": said})
 			}
-			fmt.Fprintln(a.out, said)
+			a.say("%s\n", said)
 			return nil
 		},
 	}
