@@ -248,7 +248,7 @@ func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 	var state State
 	switch err := q.queryRow(ctx, db, readState, []any{id}, &state); {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, fmt.Errorf("%w: job %d", ErrNotFound, id)
+		return 0, noJob(id)
 	case err != nil:
 		return 0, fmt.Errorf("onceq: reading the state of job %d: %w", id, err)
 	}

@@ -191,6 +191,11 @@ func orZero[T any](p *T) (v T) {
 	return v
 }
 
+// noJob is the error for an id that is neither live nor in the history.
+func noJob(id int64) error {
+	return fmt.Errorf("%w: job %d: it never was, or it completed and its kind keeps no history (Kind.Keep), or somebody discarded it", ErrNotFound, id)
+}
+
 // Get returns a job by its id: a live one, or one in the history. A completed job that is not kept in the history is
 // ErrNotFound; GetByKey may still know it.
 func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
@@ -210,7 +215,7 @@ func (q *Queue) oneInfo(ctx context.Context, db DB, read string, id int64) (JobI
 		return JobInfo{}, fmt.Errorf("onceq: get: %w", err)
 	}
 	if len(all) == 0 {
-		return JobInfo{}, fmt.Errorf("%w: job %d", ErrNotFound, id)
+		return JobInfo{}, noJob(id)
 	}
 	return all[0], nil
 }
@@ -238,7 +243,7 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 		var result *string
 		switch err := q.queryRow(ctx, db, fence, []any{scope, key}, &i.ID, &state, &i.Token, &i.CreatedAt, &finished, &result); {
 		case errors.Is(err, pgx.ErrNoRows):
-			return JobInfo{}, fmt.Errorf("%w: key %q in scope %q", ErrNotFound, key, scope)
+			return JobInfo{}, fmt.Errorf("%w: key %q in scope %q: it was never taken, or it is free and a Reaper has removed it", ErrNotFound, key, scope)
 		case err != nil:
 			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}

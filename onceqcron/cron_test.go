@@ -807,9 +807,9 @@ func TestPauseResumeFireBackfill(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, n, "each once")
 	_, err = s.Backfill(t.Context(), nil, "h", end, end.AddDate(1, 0, 0))
-	require.ErrorContains(t, err, `onceq: Backfill of schedule "h" ends at `+end.AddDate(1, 0, 0).UTC().Format(time.RFC3339)+", which is still to come: ")
+	require.ErrorContains(t, err, `onceqcron: Backfill of schedule "h" ends at `+end.AddDate(1, 0, 0).UTC().Format(time.RFC3339)+", which is still to come: ")
 	_, err = s.Backfill(t.Context(), nil, "h", end.AddDate(-2, 0, 0), end)
-	require.EqualError(t, err, `onceq: Backfill of schedule "h" has more than 10000 ticks; back-fill a shorter time first`)
+	require.EqualError(t, err, `onceqcron: Backfill of schedule "h" has more than 10000 ticks; back-fill a shorter time first`)
 	_, err = s.WouldBackfill(t.Context(), nil, "h", end, end.AddDate(1, 0, 0))
 	require.ErrorContains(t, err, "still to come")
 	_, err = s.WouldBackfill(t.Context(), nil, "unknown", end, end)
@@ -1466,7 +1466,7 @@ select 'nightly', d, d, 1, 'missed' from generate_series(timestamptz '2026-01-01
 	_, err = s.Ticks(t.Context(), nil, "nightly", now(t, db), -1)
 	var bad *onceq.InvalidError
 	require.ErrorAs(t, err, &bad)
-	require.EqualError(t, err, "onceq: limit is -1; it must not be negative, and 0 means 50")
+	require.EqualError(t, err, "onceqcron: limit is -1; it must not be negative, and 0 means 50")
 	for limit, want := range map[int]int{0: 50, 1: 1, 51: 51, 100: 52} {
 		ticks, err := s.Ticks(t.Context(), nil, "nightly", time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC), limit)
 		require.NoError(t, err)

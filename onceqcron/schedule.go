@@ -117,8 +117,15 @@ func (s *Schedule) check(inTable bool) (err error) {
 func storableText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func invalid(field, format string, args ...any) error {
-	return &onceq.InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	return invalidError{&onceq.InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}}
 }
+
+// invalidError is an *onceq.InvalidError that says that this package made it.
+type invalidError struct{ *onceq.InvalidError }
+
+func (e invalidError) Error() string { return "onceqcron: " + e.Field + " " + e.Reason }
+
+func (e invalidError) Unwrap() error { return e.InvalidError }
 
 // storedJob is a job in the table.
 type storedJob struct {

@@ -133,10 +133,10 @@ type Middleware struct {
 // New checks the configuration. If it is invalid, the error is an *onceq.InvalidError.
 func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	invalid := func(field, reason string) (*Middleware, error) {
-		return nil, &onceq.InvalidError{Field: "Config." + field, Reason: reason}
+		return nil, invalidError{&onceq.InvalidError{Field: "Config." + field, Reason: reason}}
 	}
 	if q == nil {
-		return nil, &onceq.InvalidError{Field: "Queue", Reason: "is nil"}
+		return nil, invalidError{&onceq.InvalidError{Field: "Queue", Reason: "is nil"}}
 	}
 	if cfg.Principal == nil {
 		return invalid("Principal", "is nil: set it to say who is asking, or set onceqhttp.Public if anybody may get anybody's answers")
@@ -173,8 +173,19 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	}
 	m := &Middleware{q, cfg}
 	_, err := q.Fence(m.spec("scope", "key")) // checks the rest of the configuration
+	var bad *onceq.InvalidError
+	if errors.As(err, &bad) {
+		return invalid(bad.Field, bad.Reason)
+	}
 	return m, err
 }
+
+// invalidError is an *onceq.InvalidError that says that this package made it.
+type invalidError struct{ *onceq.InvalidError }
+
+func (e invalidError) Error() string { return "onceqhttp: " + e.Field + " " + e.Reason }
+
+func (e invalidError) Unwrap() error { return e.InvalidError }
 
 func route(r *http.Request) string {
 	path := requested(r)

@@ -276,7 +276,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 	header.Set("Referrer-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
 	name, found := strings.CutPrefix(r.URL.Path, h.cfg.Prefix)
-	if !found {
+	if !found || h.cfg.Prefix != "" && name != "" && name[0] != '/' { // /admin/onceqjobs is somebody else's
 		http.NotFound(w, r)
 		return
 	}

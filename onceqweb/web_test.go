@@ -232,6 +232,12 @@ func TestEveryPage_BelowAnyPrefix(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, s.base, to.String())
 	}
+	for _, near := range []string{"/a/b%20cjobs", "/a/b%20cact", "/a/b%20c.", "/a/b", "/"} { // what begins like the prefix is not below it
+		answer, err := http.Get(server.URL + near)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Equal(t, http.StatusNotFound, answer.StatusCode, near)
+	}
 	s.get("nothing", http.StatusNotFound)
 	s.get("static/", http.StatusNotFound)
 	s.get("static/../handler.go", http.StatusTemporaryRedirect)

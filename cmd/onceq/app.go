@@ -358,7 +358,7 @@ func (a *app) report(err error) int {
 		return 0
 	}
 	code, advice := a.code(err)
-	text := strings.TrimPrefix(err.Error(), "onceq: ")
+	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "onceq: "), "onceqcron: ")
 	var schema *onceq.SchemaError
 	if errors.As(err, &schema) && schema.Found < schema.Want {
 		if text = fmt.Sprintf("schema %q is at version %d, and this command needs %d", schema.Schema, schema.Found, schema.Want); schema.Found == 0 {

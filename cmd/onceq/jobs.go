@@ -180,9 +180,6 @@ func (a *app) showCommand() *cobra.Command {
 			} else {
 				s.JobInfo, err = a.q.Get(ctx, a.pool, ids[0])
 			}
-			if errors.Is(err, onceq.ErrNotFound) && key == "" {
-				return fmt.Errorf("%w: it never was, or it completed and its kind keeps no history (Kind.Keep), or somebody discarded it", err)
-			}
 			if err != nil {
 				return err
 			}

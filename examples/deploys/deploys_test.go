@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqcron"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -33,6 +34,20 @@ func TestDeploys(t *testing.T) {
 	require.NoError(t, err)
 
 	require.NoError(t, CheckBacklog(t.Context(), db.Queue))
+
+	// Schedules tick there, and another program has jobs there.
+	schedules, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, onceqcron.Schedule{Name: "nightly", Spec: "@daily", Job: Charges.Job(Charge{9, 1, "EUR"})})
+	require.NoError(t, err)
+	require.NoError(t, schedules.Register(t.Context()))
+	require.NoError(t, schedules.Put(t.Context(), nil, onceqcron.Schedule{Name: "weekly", Spec: "@weekly", Job: onceq.Job{Kind: "charge", Payload: Charge{Order: 10}}}))
+	require.NoError(t, CheckBacklog(t.Context(), db.Queue))
+	invoice, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "invoice", Payload: 7})
+	require.NoError(t, err)
+	require.ErrorContains(t, CheckBacklog(t.Context(), db.Queue), `cannot run the jobs of kind "invoice"`, "who dropped it too early must hear of it")
+	require.NoError(t, CheckBacklog(t.Context(), db.Queue, "invoice"))
+	_, err = db.Queue.Cancel(t.Context(), db.Pool, invoice.ID)
+	require.NoError(t, err)
+
 	odd, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "charge", Payload: map[string]string{"cents": "many"}})
 	require.NoError(t, err)
 	require.ErrorContains(t, CheckBacklog(t.Context(), db.Queue), `cannot run the jobs of kind "charge"`)

@@ -23,6 +23,9 @@ func TestCheckPayloads(t *testing.T) {
 	}
 	repairEnqueue(t, db, onceq.Job{Kind: "strict", Payload: map[string]any{"id": 1, "new": 2}})
 	repairEnqueue(t, db, onceq.Job{Kind: "others", Payload: 1})
+	for _, kind := range []string{"onceqcron", "onceqcron:nightly"} { // as schedules have them, which tick in every such database
+		repairEnqueue(t, db, onceq.Job{Kind: kind, Queue: "onceqcron", Payload: "nightly", Delay: time.Hour})
+	}
 	gone := repairEnqueue(t, db, onceq.Job{Kind: "order", Payload: "cancelled jobs do not run again by themselves"})
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, gone))
 

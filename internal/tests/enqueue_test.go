@@ -348,7 +348,7 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, leases[0].Complete(ctx, db.Pool))
 	_, err = db.Queue.Enqueue(ctx, db.Pool, other)
-	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job's payload is no longer stored, so what differs is not known; use another key, or list in Fields the members that must be equal, or set IgnorePayload if none must`, id))
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Queue.Keys says until when the key is taken; use another key, or list in Fields the members that must be equal, or set IgnorePayload if none must`, id))
 	_, err = db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{third, {Kind: "k", Key: "0", Payload: raw(`{"amount": 3}`)}})
 	require.ErrorContains(t, err, fmt.Sprintf(`job %d of kind "k" (completed), and this job is of kind "third"`, id), "the kind's name outlives the job")
 	require.ErrorContains(t, err, "they differ in $.a, $.amount;")
