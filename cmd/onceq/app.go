@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
 	"os/user"
 	"regexp"
@@ -190,6 +191,9 @@ func (a *app) config() (*pgxpool.Config, error) {
 		to = os.Getenv("DATABASE_URL")
 	}
 	config, err := pgxpool.ParseConfig(to)
+	if u, bad := url.Parse(to); err == nil && bad == nil && atOutside(u) {
+		err = errAt
+	}
 	if err != nil {
 		return nil, unreadable(err)
 	}
@@ -215,14 +219,31 @@ func (a *app) config() (*pgxpool.Config, error) {
 	return config, nil
 }
 
+// errAt is of a URL whose user and password are cut short by a character that ends them, as in user:12/34@host: 12 would be the port, and
+// the rest of the password the database's name.
+var errAt = errors.New("failed to parse as URL")
+
+// atOutside reports whether an @ stands where a URL of a database has none.
+func atOutside(u *url.URL) bool {
+	for name := range u.Query() {
+		if strings.Contains(name, "@") {
+			return true
+		}
+	}
+	return u.User == nil && strings.Contains(u.Path+u.Fragment, "@")
+}
+
 // unreadable says why a connection string cannot be read, and repeats nothing of it: it has a password, and what cannot be read does not say
-// where. A malformed URL's own error may quote a part of the password.
+// where. The reason that pgx gives for a malformed one may quote a part of the password.
 func unreadable(err error) error {
 	reason := err.Error()
 	if i := strings.LastIndex(reason, "`: "); i >= 0 { // pgx repeats the string before it
 		reason = reason[i+3:]
 	}
-	if strings.Contains(reason, "failed to parse as URL") {
+	switch {
+	case strings.Contains(reason, "failed to parse as keyword/value"):
+		reason = `as key=value it is malformed. A value with a space stands in quotes, as in password='a b'; there, write \' for ' and \\ for \`
+	case strings.Contains(reason, "failed to parse as URL"):
 		reason = "as a URL it is malformed. In a password, write %40 for @, %3A for :, %2F for /, %3F for ?, %23 for # and %25 for %; or use key=value: host=db user=me password='…'"
 	}
 	return &exit{codeUsage, errors.New("the connection string cannot be read: " + reason)}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 )
