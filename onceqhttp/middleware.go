@@ -175,7 +175,7 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	_, err := q.Fence(m.spec("scope", "key")) // checks the rest of the configuration
 	var bad *onceq.InvalidError
 	if errors.As(err, &bad) {
-		return invalid(bad.Field, bad.Reason)
+		err = invalidError{bad}
 	}
 	return m, err
 }
