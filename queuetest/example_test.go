@@ -32,6 +32,46 @@ func ExampleNew() {
 	// Output: waiting <nil>
 }
 
+// RequireEnqueued finds the job that the code under test has enqueued, also before its transaction commits.
+func ExampleRequireEnqueued() {
+	t := exampletb.New() // a test has its own: func TestSignUp(t *testing.T)
+	defer t.Done()
+	db := queuetest.New(t)
+
+	type mail struct{ User int }
+	welcome := onceq.Kind[mail]{Name: "welcome", Key: func(m mail) string { return fmt.Sprint("welcome:", m.User) }}
+	signUp := func(ctx context.Context, tx pgx.Tx, user int) error { // the code under test
+		_, err := db.Queue.Enqueue(ctx, tx, welcome.Job(mail{user}))
+		return err
+	}
+
+	check(pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		err := signUp(t.Context(), tx, 42)
+		job, m := queuetest.RequireEnqueued(db, tx, welcome, func(m mail) bool { return m.User == 42 })
+		fmt.Println(job.Key, m)
+		queuetest.RequireNotEnqueued(db, nil, welcome, nil) // outside, nothing is to be seen yet
+		return err
+	}))
+	queuetest.RequireEnqueued(db, nil, welcome, nil)
+	// Output: welcome:42 {42}
+}
+
+// Setup makes an application's own tables once, and each test begins with a copy of them.
+func ExampleSetup() {
+	t := exampletb.New() // a test has its own: func TestOrder(t *testing.T)
+	defer t.Done()
+
+	shop := queuetest.Setup("shop", queuetest.SQL(`create table orders (id int); insert into orders values (7)`))
+	for range 2 { // two tests
+		db := queuetest.New(t, shop)
+		tag, err := db.Pool.Exec(t.Context(), `delete from orders`)
+		fmt.Println(tag, err)
+	}
+	// Output:
+	// DELETE 1 <nil>
+	// DELETE 1 <nil>
+}
+
 // RunOne runs one job and says what became of it.
 func ExampleDB_RunOne() {
 	t := exampletb.New() // a test has its own: func TestWelcome(t *testing.T)

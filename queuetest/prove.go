@@ -91,7 +91,7 @@ type Proof struct {
 	short bool              // as with -short
 }
 
-// SQL returns a Setup that runs statements.
+// SQL returns a function for Setup, or for Proof.Setup, that runs statements.
 func SQL(statements string) func(context.Context, *pgxpool.Pool) error {
 	return func(ctx context.Context, pool *pgxpool.Pool) error {
 		_, err := pool.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol)
@@ -467,7 +467,7 @@ func anotherSecond(than time.Time) {
 
 // prepare makes the database that every run gets a copy of.
 func (v *prover) prepare(ctx context.Context) (drop func(), err error) {
-	name, err := v.server.createDatabase(ctx, "onceq", false)
+	name, err := v.server.createDatabase(ctx, "onceq", false, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,8 @@
 //		// db.Pool to look at what it wrote.
 //	}
 //
-// [DB.RunOne] and [DB.Drain] run handlers. [DB.DeliverTwice] and [DB.Race] imitate a redelivery and a second worker.
+// [RequireEnqueued] looks for the job that code under test has enqueued, in its transaction too. [Setup] makes the
+// application's own tables once for all tests. [DB.RunOne] and [DB.Drain] run handlers. [DB.DeliverTwice] and [DB.Race] imitate a redelivery and a second worker.
 // [DB.Advance] and [DB.ExpireLease] move time in the database. [Prove] kills, freezes and cuts off a handler's process
 // at every possible step.
 //
@@ -65,6 +66,7 @@ type options struct {
 	poolConfig []func(*pgxpool.Config)
 	empty      bool
 	noCheck    bool
+	setup      *setup
 }
 
 // Schema puts the tables into another schema than "onceq". Any name works, even one that needs quoting.
@@ -72,6 +74,13 @@ func Schema(name string) Option { return func(o *options) { o.schema = name } }
 
 // NoMigrations leaves the database empty: no schema, no tables, and no check at the end.
 func NoMigrations() Option { return func(o *options) { o.empty = true } }
+
+// Setup gives the database the application's own tables and rows. The function is called once in a test process for each
+// name, and every test with that name begins with a copy of what it made; so a name stands for one function. If it fails, the next test
+// calls it again. SQL makes one of statements; a function that runs the application's migrations is as good.
+func Setup(name string, run func(context.Context, *pgxpool.Pool) error) Option {
+	return func(o *options) { o.setup = &setup{name, run} }
+}
 
 // Config configures the Queue, and the workers of RunOne, Drain, DeliverTwice and Race. The option Schema overrides its
 // Schema.
@@ -116,7 +125,7 @@ func New(t testing.TB, opts ...Option) *DB {
 		t.Fatalf("queuetest: %v", err)
 	}
 	leaks.Watch(t)
-	name, err := s.createDatabase(t.Context(), o.config.Schema, o.empty)
+	name, err := s.createDatabase(t.Context(), o.config.Schema, o.empty, o.setup)
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
 	}

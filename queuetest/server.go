@@ -33,7 +33,7 @@ type server struct {
 	idle chan *pgx.Conn
 
 	mu        sync.Mutex           // guards templates
-	templates map[string]*template // by schema
+	templates map[string]*template // by schema, and by set-up
 
 	alive io.Closer // open as long as this process lives; see leaveClean
 
@@ -148,29 +148,35 @@ func (s *server) newName() string {
 	return fmt.Sprintf("%s%d_%s_%d", databasePrefix, time.Now().Unix(), s.tag, s.last.Add(1))
 }
 
-// createDatabase creates a database: a copy of the schema's template, or an empty one.
-func (s *server) createDatabase(ctx context.Context, schema string, empty bool) (name string, err error) {
+// createDatabase creates a database: a copy of the template for the schema and the set-up, which may be nil, or an empty one.
+func (s *server) createDatabase(ctx context.Context, schema string, empty bool, own *setup) (name string, err error) {
 	from := "template0"
 	if empty {
 		schema = "" // no schema's
 	}
-	if !empty || len(s.nodes) > 0 {
-		if from, err = s.template(ctx, schema); err != nil {
+	if !empty || len(s.nodes) > 0 || own != nil {
+		if from, err = s.template(ctx, schema, own); err != nil {
 			return "", err
 		}
 	}
 	if name, err = s.copyDatabase(ctx, from); err != nil {
 		return "", err
 	}
-	if role, err := s.runtimeRole(ctx); role != "" || err != nil {
-		if err == nil {
-			err = s.exec(ctx, "grant create on database "+name+" to "+role)
-		}
-		if err != nil {
-			return "", fmt.Errorf("grant the runtime role its rights: %w", err)
-		}
+	if _, err := s.granted(ctx, name); err != nil {
+		return "", err
 	}
 	return name, nil
+}
+
+// granted gives the runtime role, if there is one, its right in a database, and returns it.
+func (s *server) granted(ctx context.Context, name string) (role string, err error) {
+	if role, err = s.runtimeRole(ctx); role != "" && err == nil {
+		err = s.exec(ctx, "grant create on database "+name+" to "+role)
+	}
+	if err != nil {
+		return "", fmt.Errorf("grant the runtime role its rights: %w", err)
+	}
+	return role, nil
 }
 
 // copyDatabase creates a copy of a database.

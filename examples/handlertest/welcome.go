@@ -24,6 +24,12 @@ type WelcomeMail struct {
 // Welcome sends the welcome mail and records it in email_log.
 var Welcome = onceq.Kind[WelcomeMail]{Name: "welcome"}
 
+// SignUp is the code that enqueues: the mail goes out if tx commits.
+func SignUp(ctx context.Context, q *onceq.Queue, tx pgx.Tx, user int, email string) error {
+	_, err := q.Enqueue(ctx, tx, Welcome.Job(WelcomeMail{user, email}))
+	return err
+}
+
 // Handler sends one welcome mail, however often its job is delivered. A fence protects the sending, and the record commits
 // with the job's completion.
 func Handler(m Mailer) onceq.Handler {

@@ -32,11 +32,12 @@ func (m *mailbox) Send(_ context.Context, _, messageID string) error {
 	return nil
 }
 
+// tables are made once, and each test begins with a copy of them.
+var tables = queuetest.Setup("tables", queuetest.SQL(`create table email_log (user_id int, template text)`))
+
 func setUp(t *testing.T) (*queuetest.DB, *mailbox) {
-	db := queuetest.New(t)
-	_, err := db.Pool.Exec(t.Context(), `create table email_log (user_id int, template text)`)
-	require.NoError(t, err)
-	_, err = db.Queue.Enqueue(t.Context(), db.Pool, handlertest.Welcome.Job(handlertest.WelcomeMail{UserID: 42, Email: "ada@example.com"}))
+	db := queuetest.New(t, tables)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, handlertest.Welcome.Job(handlertest.WelcomeMail{UserID: 42, Email: "ada@example.com"}))
 	require.NoError(t, err)
 	return db, &mailbox{sent: make(map[string]int)}
 }
@@ -90,4 +91,18 @@ func TestWelcome_Race_SendsOnce(t *testing.T) {
 	db.Drain(handlertest.Handler(mail))
 	require.Equal(t, 1, logged(t, db))
 	require.Len(t, mail.sent, 1)
+}
+
+// What a sign-up enqueues is in its transaction, and nobody sends a mail to whom the transaction rolls back.
+func TestSignUp_EnqueuesTheMail(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, tables)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, handlertest.SignUp(t.Context(), db.Queue, tx, 42, "ada@example.com"))
+	job, mail := queuetest.RequireEnqueued(db, tx, handlertest.Welcome, func(m handlertest.WelcomeMail) bool { return m.UserID == 42 })
+	require.Equal(t, "ada@example.com", mail.Email)
+	require.Equal(t, onceq.StateWaiting, job.State)
+	require.NoError(t, tx.Rollback(t.Context()))
+	queuetest.RequireNotEnqueued(db, nil, handlertest.Welcome, nil)
 }
