@@ -716,7 +716,7 @@ select name, owner, spec, zone, missed, job is null, coalesce(next_at, '0001-01-
 type Done struct {
 	At      time.Time // scheduled time; of several ticks the first one's
 	Until   time.Time // of several ticks the last one's; otherwise At
-	Ticks   int       // how many
+	Ticks   int       // how many; of missed or paused ones in a row no more than 10,000 are counted
 	Outcome string    // fired; duplicate: its key was taken; missed; paused: Resume writes it; refused: see Note, as of a duplicate of a finished job
 	DoneAt  time.Time // when that was decided; for a fired tick, DoneAt − At is how late it was
 	JobID   int64     // the job that it enqueued or met; 0: none
