@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -62,7 +63,9 @@ func newGroupScene(t *testing.T, db *queuetest.DB, rule onceq.DeadRule) *groupSc
 	require.NoError(t, err)
 	s.nobody = enqueue()
 	s.then, s.follows = g.Then.ID, []int64{g.Then.ID}
-	require.NoError(t, db.Check())
+	if !testing.Short() {
+		require.NoError(t, db.Check())
+	}
 	return s
 }
 
@@ -181,6 +184,12 @@ var groupRow = map[string]string{
 	"redrive the dead one": "dead", "discard": "dead",
 }
 
+// leftOut says of a pair that it is not tried: with -short eleven in twelve of all but those that both commit at READ COMMITTED, other
+// ones in each run.
+func leftOut(level pgx.TxIsoLevel, commit bool) bool {
+	return testing.Short() && (level != pgx.ReadCommitted || !commit) && rand.IntN(12) > 0
+}
+
 // Every pair of what may happen to a group, the second while the first is not committed, in three isolation levels. Nobody
 // waits but for the same row, and in the end all jobs have run: those that wait after those that they wait for.
 func TestGroup_EveryPairInEveryOrder(t *testing.T) {
@@ -194,7 +203,7 @@ func TestGroup_EveryPairInEveryOrder(t *testing.T) {
 				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.Schema("onceq"))
 				for _, second := range names {
 					for _, commit := range []bool{true, false} {
-						if level != pgx.ReadCommitted && (ownLevel[first] || !commit) {
+						if level != pgx.ReadCommitted && (ownLevel[first] || !commit) || leftOut(level, commit) {
 							continue
 						}
 						t.Run(fmt.Sprint("then ", second, ", commit ", commit), func(t *testing.T) {
@@ -229,7 +238,7 @@ func TestGroup_EveryDeathInEveryOrder(t *testing.T) {
 							continue // a cancelled member is then no other than a completed one
 						}
 						for _, commit := range []bool{true, false} {
-							if level != pgx.ReadCommitted && (ownLevel[a] || !commit) {
+							if level != pgx.ReadCommitted && (ownLevel[a] || !commit) || leftOut(level, commit) {
 								continue
 							}
 							t.Run(fmt.Sprint(a, ", then ", b, ", commit ", commit), func(t *testing.T) {
@@ -249,6 +258,10 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	ctx := context.Background()
 	q, pool := s.db.Queue, s.db.Pool
 	check := func() { t.Helper(); require.NoError(t, s.db.Check()) }
+	often := check // each takes as long as several moves
+	if testing.Short() {
+		often = t.Helper
+	}
 	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
@@ -301,7 +314,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 		if err := l.Complete(ctx, nil); err != nil {
 			require.ErrorIs(t, err, onceq.ErrLeaseLost)
 		}
-		check()
+		often()
 	}
 	if s.rule != onceq.DeadRun {
 		s.db.Advance(2 * time.Second) // a promoter may have put the job off, by a second at most
@@ -323,7 +336,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 				ran[l.ID] = true
 				require.NoError(t, l.Complete(ctx, nil))
 			}
-			check()
+			often()
 			if len(leases) == 0 {
 				break
 			}
@@ -340,6 +353,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	if s.rule != onceq.DeadRun {
 		finish() // who waits for a job that a promoter has cancelled may hear of that from its next look
 	}
+	check()
 	var left int
 	require.NoError(t, pool.QueryRow(ctx, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits)`).Scan(&left))
 	require.Zero(t, left, "jobs wait for ever")

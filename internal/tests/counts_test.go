@@ -135,9 +135,7 @@ func TestCounts_ACommitWhoseAnswerWasLost(t *testing.T) {
 // A worker writes what it has counted once a minute while it runs, and what it cannot write it writes later.
 func TestCounts_AreWrittenWhileItRuns(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("takes more than a minute")
-	}
+	long(t, "takes more than a minute")
 	db := queuetest.New(t)
 	sqlRun(t, db, `alter table onceq.job_counts rename to away`)
 	var ran atomic.Int64

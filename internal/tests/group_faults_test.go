@@ -93,7 +93,7 @@ func TestGroup_UnderFaults(t *testing.T) {
 	calm := laneFaults(t, db, redrive)
 	rules := make(map[int64]onceq.DeadRule)
 	cancelled := make(map[int64]bool) // a member was, or its group
-	for n := range 40 {
+	for n := range sized(14, 40) {
 		jobs := make([]onceq.Job, 1+n%7)
 		for i := range jobs {
 			jobs[i] = part.Job(rand.N(3))

@@ -773,7 +773,7 @@ func TestLane_UnderFaults(t *testing.T) {
 	_, err := db.Pool.Exec(ctx, `create table done (n bigserial, lane text, job bigint)`)
 	require.NoError(t, err)
 
-	const lanes, each = 6, 40
+	lanes, each := 6, sized(10, 40)
 	k := onceq.Kind[charge]{
 		Name: "charge", Lane: charges.Lane, MaxLost: 1000, MaxAttempts: 1000,
 		Backoff: func(int, error) time.Duration { return time.Millisecond },
@@ -844,6 +844,7 @@ func TestLane_UnderFaults(t *testing.T) {
 // Lanes that were called long before a worker comes are let in one chunk after the other. Only the first chunk was: the others
 // waited for the next look for all calls, two seconds for each of them, and Drain ended before.
 func TestLane_ManyThatWereCalledLongAgo(t *testing.T) {
+	long(t, "4,000 lanes, more than a chunk")
 	t.Parallel()
 	db := queuetest.New(t)
 	const lanes = 4000 // a chunk is 3,200

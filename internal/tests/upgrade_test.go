@@ -70,7 +70,11 @@ func TestUpgrade_TheSuiteRunsOnLaterTables(t *testing.T) {
 	}
 	t.Parallel()
 	queuetest.New(t, queuetest.NoMigrations()) // the other process uses this one's server, if that is possible
-	cmd := exec.Command(os.Args[0], "-test.run=^(TestConformance|TestLane_.*|TestLimit_(Changes|Rate)|TestGroup_RunsOnceWhenAllAreDone|TestAwait_TheAnswerStays|TestLater)$/^(pool)?$", "-test.v", "-test.parallel=4")
+	part := "TestConformance|TestLane_Order|TestLimit_Changes|TestGroup_RunsOnceWhenAllAreDone|TestAwait_TheAnswerStays|TestLater"
+	if !testing.Short() {
+		part += "|TestLane_.*|TestLimit_Rate"
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^("+part+")$/^(pool)?$", "-test.v", "-test.parallel=4", fmt.Sprint("-test.short=", testing.Short()))
 	cmd.Env = append(os.Environ(), "ONCEQ_TEST_LATER="+filepath.Join(repository(t), laterMigration))
 	out, err := cmd.CombinedOutput()
 	said := regexp.MustCompile(`(?m)^.*(_test\.go:\d+: |--- FAIL: |panic: ).*(\n.*){0,8}`).FindAllString(string(out), -1)
@@ -93,9 +97,7 @@ func TestLater(t *testing.T) {
 // A migration runs while the program of an earlier commit works, and then it and the present one work together. The commit is
 // the one that last changed what the first migration does: its code is the oldest that these tables were made for.
 func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds two programs")
-	}
+	long(t, "builds two programs")
 	t.Parallel()
 	before, err := treeOfBefore(t)
 	if err != nil {

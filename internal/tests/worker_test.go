@@ -111,6 +111,22 @@ const patience = 5 * time.Minute
 // steady is a lease that beats extend in time even on a machine that stands still for seconds.
 const steady = 10 * time.Second
 
+// long leaves a test out of make test, which runs with -short. why says what it takes.
+func long(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make check runs it: " + why)
+	}
+}
+
+// sized is how much of something a test has: short of it in make test.
+func sized(short, full int) int {
+	if testing.Short() {
+		return short
+	}
+	return full
+}
+
 // until waits for a condition in the database.
 func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
 	t.Helper()
@@ -1790,6 +1806,7 @@ func TestRetry_BackoffIsAskedOnceForEachFailure(t *testing.T) {
 // For a moment, producers believe that nobody waits (quietFor). A worker that has just announced itself must find what they
 // enqueue in that moment without a notification. No poll helps it here.
 func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
+	long(t, "400 jobs one by one and no poll for an hour, which a machine that stands still for seconds may need")
 	t.Parallel()
 	db := queuetest.New(t)
 	const n = 400
@@ -1825,7 +1842,7 @@ func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 	db := queuetest.New(t)
 	second := onceq.Kind[int]{Name: "second", Queue: "b"}
 	first := onceq.Kind[int]{Name: "first", Queue: "a", Backoff: func(int, error) time.Duration { return 0 }}
-	for n := range 30 {
+	for n := range sized(5, 30) {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, first.Job(n))
 		require.NoError(t, err)
 		var ran atomic.Int32
