@@ -681,7 +681,7 @@ func TestClaim_BringsALookAlong(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.GreaterOrEqual(t, tracer.claims.Load(), int64(20))
-	require.Eventually(t, func() bool { return done.Load() == added }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return done.Load() == added }, 5*time.Minute, 10*time.Millisecond)
 	stop()
 	require.NoError(t, <-ended)
 }
@@ -829,7 +829,7 @@ select pg_stat_force_next_flush()`
 	add("few", 4*pages)
 	require.False(t, grown())
 	add("many", 2*pages)
-	require.Eventually(t, grown, time.Minute, 10*time.Millisecond, "the server's statistics come a moment after the commit")
+	require.Eventually(t, grown, 5*time.Minute, 10*time.Millisecond, "the server's statistics come a moment after the commit")
 }
 
 // What is sent in parts on Citus does the same on every server: the answers, and the rows that both leave. On a cluster
@@ -1121,7 +1121,7 @@ func TestCitus_FollowersGoOnInParts(t *testing.T) {
 		_, err := apart.Claim(ctx, onceq.ClaimOptions{})
 		require.NoError(t, err)
 		return state(cancelled) == onceq.StateCancelled
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	require.Equal(t, onceq.StateWaiting, state(waits))
 }
 

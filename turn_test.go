@@ -55,7 +55,7 @@ func becomes(t *testing.T, pool *pgxpool.Pool, statement string) {
 		var is bool
 		require.NoError(t, pool.QueryRow(t.Context(), statement).Scan(&is))
 		return is
-	}, time.Minute, time.Millisecond, statement)
+	}, 5*time.Minute, time.Millisecond, statement)
 }
 
 // A worker whose claim of a backlog waits for its turn works its other queues meanwhile.
@@ -163,7 +163,7 @@ end $$;
 create trigger count_claims after update on `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`
   referencing new table as n for each statement execute function public.count_claims()`)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return turns.Load() >= 2 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return turns.Load() >= 2 }, 5*time.Minute, time.Millisecond)
 	enqueue(t, db, "other", others)
 	before := turns.Load()
 	<-done

@@ -264,7 +264,7 @@ func TestUpStepsBackForTheApplication(t *testing.T) {
 	go func() { ended <- migrations.UpToLater(context.Background(), conn, "onceq") }()
 	const waits = `select relation::regclass::text from pg_locks where mode = 'AccessExclusiveLock' and not granted and database = (select oid from pg_database where datname = current_database())`
 	watch := connect(t, db)
-	require.Eventually(t, func() bool { return slices.Contains(collect(t, watch, waits), "onceq.workers") }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return slices.Contains(collect(t, watch, waits), "onceq.workers") }, 5*time.Minute, time.Millisecond)
 	exec(t, app, "lock table onceq.jobs in row exclusive mode")
 	exec(t, app, "commit")
 	require.NoError(t, <-ended)
@@ -300,7 +300,7 @@ func TestUpWaitsForOthersWhateverTheTimeLimits(t *testing.T) {
 	pid := fmt.Sprint(conn.PgConn().PID())
 	require.Eventually(t, func() bool {
 		return len(ended) > 0 || len(collect(t, watch, "select state from pg_stat_activity where wait_event_type = 'Lock' and xact_start < clock_timestamp() - interval '1 second' and pid = "+pid)) > 0
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	exec(t, other, "select pg_advisory_unlock(9628173550095224)")
 	require.NoError(t, <-ended)
 	for _, limit := range limits {
@@ -314,7 +314,7 @@ func TestUpWaitsForOthersWhateverTheTimeLimits(t *testing.T) {
 	go func() { ended <- migrations.Up(ctx, conn, "onceq") }()
 	require.Eventually(t, func() bool {
 		return len(ended) > 0 || len(collect(t, watch, "select state from pg_stat_activity where wait_event_type = 'Lock' and pid = "+pid)) > 0
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	cancel()
 	err := <-ended
 	require.ErrorContains(t, err, "wait for other migrations")

@@ -567,7 +567,7 @@ func TestPut_AfterRemoveWhileATickWaits(t *testing.T) {
 		var waits bool
 		err := db.Pool.QueryRow(context.Background(), `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waits)
 		return err == nil && waits
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	require.NoError(t, s.Remove(t.Context(), tx, one.Name))
 	require.NoError(t, s.Put(t.Context(), tx, one))
 	require.NoError(t, tx.Commit(t.Context()))
@@ -593,7 +593,7 @@ func TestPut_WhileItIsRemoved(t *testing.T) {
 		var waits bool
 		err := db.Pool.QueryRow(context.Background(), `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waits)
 		return err == nil && waits
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	require.NoError(t, s.Remove(t.Context(), tx, one.Name))
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, <-put)
@@ -1246,7 +1246,7 @@ func TestPut_BesideATick(t *testing.T) {
 		var waits int
 		_ = db.Pool.QueryRow(context.Background(), `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%schedules%'`).Scan(&waits)
 		return waits == 1
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 	close(goOn)
 	ticking.Wait()
 	changing.Wait()

@@ -1403,7 +1403,7 @@ func TestTimeLimits_AndADatabaseThatDoesNotAnswer(t *testing.T) {
 	require.NoError(t, err)
 
 	// The overview shows what it knows, and that this is old.
-	require.Eventually(t, func() bool { return strings.Contains(s.get("", http.StatusOK), "These figures are") }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(s.get("", http.StatusOK), "These figures are") }, 5*time.Minute, 100*time.Millisecond)
 	require.Contains(t, s.get("", http.StatusOK), "thumbnials")
 	var pages sync.WaitGroup
 	for _, path := range []string{"jobs", fmt.Sprintf("job?id=%d", d.Held), "effects"} {
@@ -1416,12 +1416,12 @@ func TestTimeLimits_AndADatabaseThatDoesNotAnswer(t *testing.T) {
 	require.NoError(t, err)
 
 	// It comes back by itself, and left nothing that waits.
-	require.Eventually(t, func() bool { return !strings.Contains(s.get("", http.StatusOK), "These figures are") }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return !strings.Contains(s.get("", http.StatusOK), "These figures are") }, 5*time.Minute, 100*time.Millisecond)
 	require.Eventually(t, func() bool {
 		var n int
 		err := blocker.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and (state = 'active' or state like 'idle in%')`).Scan(&n)
 		return err == nil && n == 0
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	s.state(db, d.Dead[0], onceq.StateDead)
 }
 

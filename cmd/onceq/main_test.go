@@ -634,7 +634,7 @@ func TestWorkersAndPauses(t *testing.T) {
 	}))
 	require.NoError(t, err)
 	go func() { ended <- w.Run(ctx) }()
-	require.Eventually(t, func() bool { return strings.Contains(fine(t, db.URL, "workers"), "mail (") }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(fine(t, db.URL, "workers"), "mail (") }, 5*time.Minute, 100*time.Millisecond)
 	require.Len(t, asJSON(t, db.URL, "workers")["workers"], 1)
 	require.Regexp(t, ` ok +\S`, fine(t, db.URL, "workers"))
 	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set seen_at = seen_at - interval '2 minutes'`)
@@ -788,7 +788,7 @@ func waitForLock(t *testing.T, db *queuetest.DB) {
 		require.NoError(t, db.Pool.QueryRow(t.Context(), `
 select exists (select from pg_stat_activity where datname = current_database() and application_name = 'onceq' and wait_event_type = 'Lock')`).Scan(&waits))
 		return waits
-	}, time.Minute, 20*time.Millisecond)
+	}, 5*time.Minute, 20*time.Millisecond)
 }
 
 // A statement that takes too long ends, on the server too.
@@ -810,7 +810,7 @@ func TestTimeLimit(t *testing.T) {
 		var left int
 		require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and application_name = 'onceq'`).Scan(&left))
 		return left == 0
-	}, time.Minute, 20*time.Millisecond)
+	}, 5*time.Minute, 20*time.Millisecond)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, "job 1: discarded\n", fine(t, db.URL, "jobs", "discard", "1", "--yes"))
 }
@@ -869,14 +869,14 @@ func TestRoleWithoutRights(t *testing.T) {
 		var waiting bool
 		err := db.Pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`, conns[1].PgConn().PID()).Scan(&waiting)
 		return err == nil && waiting
-	}, time.Minute, time.Millisecond)
+	}, 5*time.Minute, time.Millisecond)
 	blocked := func() bool {
 		return strings.Contains(do(t, url, "doctor").out, fmt.Sprintf("session %d of ", conns[1].PgConn().PID()))
 	}
 	if seen := blocked(); time.Since(began) < 10*time.Second {
 		require.False(t, seen, "its statement has taken six seconds, and it has not waited so long")
 	}
-	require.Eventually(t, blocked, time.Minute, 500*time.Millisecond)
+	require.Eventually(t, blocked, 5*time.Minute, 500*time.Millisecond)
 	_, err = conns[0].Exec(t.Context(), `rollback`)
 	require.NoError(t, err)
 	require.NoError(t, <-waits)

@@ -71,7 +71,7 @@ func (s *console) seen() string {
 
 func (s *console) until(text string) {
 	s.t.Helper()
-	require.Eventually(s.t, func() bool { return strings.Contains(s.seen(), text) }, time.Minute, 20*time.Millisecond, "%q does not come in %q", text, s.seen())
+	require.Eventually(s.t, func() bool { return strings.Contains(s.seen(), text) }, 5*time.Minute, 20*time.Millisecond, "%q does not come in %q", text, s.seen())
 }
 
 func (s *console) end() int {
@@ -185,7 +185,7 @@ select date_trunc('minute', now()) - n * interval '1 minute', 0, 9, n, 0, 0, 'ma
 	s.until("no answer from the database since ")
 	p.up()
 	before := len(s.seen())
-	require.Eventually(t, func() bool { return strings.Contains(s.seen()[before:], "ctrl-c ends") }, time.Minute, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(s.seen()[before:], "ctrl-c ends") }, 5*time.Minute, 20*time.Millisecond)
 	s.key("\x03")
 	require.Equal(t, 0, s.end())
 	s.until("\x1b[?1049l")

@@ -38,7 +38,7 @@ func TestExplain_TransactionsLongerThanTheirLeases(t *testing.T) {
 		var n int
 		err := db.Pool.QueryRow(ctx, `select count(*) from onceq.jobs where leased_until < statement_timestamp()`).Scan(&n)
 		return err == nil && n == 8
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	e, err := db.Queue.Explain(ctx, db.Pool, ids[19])
 	require.NoError(t, err)
 	require.Equal(t, onceq.CauseFull, e.Cause(), e)

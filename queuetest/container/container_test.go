@@ -123,5 +123,5 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 			_ = conn.Close()
 		}
 		return err != nil
-	}, time.Minute, 20*time.Millisecond, "the container is still there")
+	}, 5*time.Minute, 20*time.Millisecond, "the container is still there")
 }

@@ -54,7 +54,7 @@ func (s *side) until(id string, state asynq.TaskState) *asynq.TaskInfo {
 		var err error
 		task, err = s.inspector.GetTaskInfo("mail", id)
 		return err == nil && task.State == state
-	}, time.Minute, 5*time.Millisecond, "%s is not %s", id, state)
+	}, 5*time.Minute, 5*time.Millisecond, "%s is not %s", id, state)
 	return task
 }
 
@@ -180,12 +180,12 @@ func TestSideBySide(t *testing.T) {
 		require.NoError(t, db.Pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&n))
 		return n
 	}
-	require.Eventually(t, func() bool { return unfinished() == 0 }, time.Minute, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return unfinished() == 0 }, 5*time.Minute, 5*time.Millisecond)
 	for _, id := range []string{"welcome:1", "welcome:3", "welcome:5"} {
 		s.rerun(id)
 	}
 	enqueueAll(t, db, 2, 5) // the new queue gets what the old one has done
-	require.Eventually(t, func() bool { return unfinished() == 0 }, time.Minute, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return unfinished() == 0 }, 5*time.Minute, 5*time.Millisecond)
 
 	require.Equal(t, map[int]int{1: 1, 2: 1, 3: 1, 4: 1, 5: 1}, mails.all())
 	info, err := s.inspector.GetQueueInfo("mail")
