@@ -145,7 +145,7 @@ func Await[P any](ctx context.Context, l *Lease, scope, key string, timeout time
 		return payload, false, err
 	}
 	var p P
-	if err := json.Unmarshal([]byte(raw), &p); err != nil {
+	if err := protect(func() error { return json.Unmarshal([]byte(raw), &p) }); err != nil {
 		return payload, false, Fatal(fmt.Errorf("onceq: the payload of event %q in scope %q does not decode into %T: %w", key, scope, p, &decodeError{err}))
 	}
 	return p, true, nil

@@ -69,7 +69,10 @@ func (q *Queue) CheckPayloads(ctx context.Context, handlers ...Handler) ([]Backl
 			if !known {
 				continue
 			}
-			if err := h.decode(&Lease{ID: j.ID, Kind: j.Kind, Payload: j.Payload, Bytes: j.Bytes}); err != nil {
+			err := protect(func() error {
+				return h.decode(&Lease{ID: j.ID, Kind: j.Kind, Payload: j.Payload, Bytes: j.Bytes})
+			})
+			if err != nil {
 				if c.Failed++; c.Failed <= 10 {
 					c.Errors = append(c.Errors, err.Error())
 				}

@@ -417,7 +417,7 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 			return err
 		}
 		if tried += len(ids); filter.Progress != nil {
-			if err := filter.Progress(tried); err != nil {
+			if err := protect(func() error { return filter.Progress(tried) }); err != nil {
 				return err
 			}
 		}

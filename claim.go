@@ -20,7 +20,7 @@ type ClaimOptions struct {
 	Queue   string        // default DefaultQueue
 	Kinds   []string      // default all, which an empty list means too
 	Limit   int           // default 1
-	Lease   time.Duration // default DefaultLease
+	Lease   time.Duration // default DefaultLease; a millisecond to a week
 	MaxLost int           // default DefaultMaxLost; jobs that have lost this many leases become dead and are not returned
 }
 
@@ -54,8 +54,8 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if opts.Lease == 0 {
 		opts.Lease = DefaultLease
 	}
-	if opts.Lease < time.Millisecond {
-		return nil, invalid("ClaimOptions.Lease", "is %s; at least a millisecond", opts.Lease)
+	if err := checkLease("ClaimOptions.Lease", opts.Lease, time.Millisecond); err != nil {
+		return nil, err
 	}
 	if opts.MaxLost == 0 {
 		opts.MaxLost = DefaultMaxLost

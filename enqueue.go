@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
@@ -55,7 +56,9 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	if q.enqueuing != nil {
 		jobs := []Job{job}
 		var done func(error)
-		ctx, done = q.enqueuing(ctx, jobs)
+		if ctx, done, err = q.beforeEnqueue(ctx, jobs); err != nil {
+			return Result{}, err
+		}
 		defer func() { done(err) }()
 		job = jobs[0]
 	}
@@ -91,6 +94,23 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		return Result{}, q.enqueueError(err)
 	}
 	return q.settleOne(ctx, db, job, e)
+}
+
+// beforeEnqueue calls Config.BeforeEnqueue. If that panics, nothing is enqueued. A panic of done comes when all is decided, so it
+// changes nothing.
+func (q *Queue) beforeEnqueue(ctx context.Context, jobs []Job) (_ context.Context, done func(error), err error) {
+	inner, ended := ctx, func(error) {}
+	if p := guard.Call(func() { inner, ended = q.enqueuing(ctx, jobs) }); p != nil {
+		return ctx, nil, panicked("Config.BeforeEnqueue", p)
+	}
+	if inner == nil {
+		inner = ctx
+	}
+	return inner, func(err error) {
+		if ended != nil {
+			q.guard.Call("done of Config.BeforeEnqueue", func() { ended(err) })
+		}
+	}, nil
 }
 
 // expectWaits notes that there are jobs that wait, so that Claim looks for them.
@@ -133,7 +153,9 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	if q.enqueuing != nil {
 		jobs = slices.Clone(jobs)
 		var done func(error)
-		ctx, done = q.enqueuing(ctx, jobs)
+		if ctx, done, err = q.beforeEnqueue(ctx, jobs); err != nil {
+			return nil, err
+		}
 		defer func() { done(err) }()
 	}
 	if db == nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/onceq/onceq/internal/guard"
 )
 
 // EventType names what happened.
@@ -60,6 +62,16 @@ type Hook interface {
 
 // HookFunc makes a function a Hook.
 type HookFunc func(ctx context.Context, e Event)
+
+// guardedHook is a Hook that cannot panic.
+type guardedHook struct {
+	hook  Hook
+	guard *guard.Guard
+}
+
+func (h guardedHook) Event(ctx context.Context, e Event) {
+	h.guard.Call("Config.Hook", func() { h.hook.Event(ctx, e) })
+}
 
 // Event calls f.
 func (f HookFunc) Event(ctx context.Context, e Event) { f(ctx, e) }

@@ -166,8 +166,8 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	if f.lease == 0 {
 		f.lease = DefaultLease
 	}
-	if f.lease < time.Millisecond {
-		return nil, invalid("Lease", "is %s; at least a millisecond", f.lease)
+	if err := checkLease("Lease", f.lease, time.Millisecond); err != nil {
+		return nil, err
 	}
 	var err error
 	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {

@@ -211,6 +211,7 @@ func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 	if cause == nil {
 		return invalid("Uncertain", "needs an error that says why")
 	}
+	cause = tame(cause)
 	err := c.run(ctx, db, "uncertain", doubtFence, errorText(cause.Error()))
 	if err == nil {
 		c.f.emit(ctx, EventUncertain, c.Token, cause)
@@ -218,11 +219,11 @@ func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 	return err
 }
 
-// Extend makes the lease last for d from now, by the database's clock. It runs on the pool: a claim that was made in a
+// Extend makes the lease last for d from now, a millisecond to a week, by the database's clock. It runs on the pool: a claim that was made in a
 // transaction can be extended only after its commit.
 func (c *FenceLease) Extend(ctx context.Context, d time.Duration) error {
-	if d < time.Millisecond {
-		return invalid("Extend", "by %s; at least a millisecond", d)
+	if err := checkLease("Extend", d, time.Millisecond); err != nil {
+		return err
 	}
 	return c.run(ctx, nil, "extend", extendFence, d.Microseconds(), false)
 }
@@ -246,7 +247,12 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 		panic(p)
 	}()
 	if c.doubtful != "" && c.f.policy.ask != nil {
-		result, applied, err := c.f.policy.ask(work, c.IdempotencyKey())
+		var result any
+		applied := false
+		err := protect(func() (err error) {
+			result, applied, err = c.f.policy.ask(work, c.IdempotencyKey())
+			return err
+		})
 		if err == nil && applied {
 			returned = true
 			stop()
@@ -274,6 +280,7 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 	result, err := fn(work)
 	returned = true
 	stop()
+	err = tame(err)
 	switch {
 	case err == nil:
 		return c.succeed(ctx, result)
@@ -295,7 +302,7 @@ func (c *FenceLease) succeed(ctx context.Context, result any) error {
 	raw, bad := encodeResult(result)
 	if bad != nil {
 		var e *InvalidError
-		if raw, why = "", bad.Error(); errors.As(bad, &e) {
+		if raw, why = "", errorText(bad.Error()); errors.As(bad, &e) {
 			why = e.Reason
 		}
 	}

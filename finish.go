@@ -64,7 +64,10 @@ func encodeJSON(field string, v any) (string, error) {
 	raw, ok := v.(json.RawMessage)
 	if !ok {
 		var err error
-		if raw, err = json.Marshal(v); err != nil {
+		if raw, err = marshalled(field, v, json.Marshal); err != nil {
+			if isPanic(err) {
+				return "", err
+			}
 			return "", invalid(field, "does not encode as JSON: %s", marshalFault(err))
 		}
 	}
@@ -340,7 +343,7 @@ func (l *Lease) Fail(ctx context.Context, err error) error {
 	if err == nil {
 		return invalid("Fail", "needs an error; use Complete for a job that has none")
 	}
-	return l.end(ctx, "fail", l.failure(err))
+	return l.end(ctx, "fail", l.failure(tame(err)))
 }
 
 // Snooze gives the job back, to run again after d. It spends no attempt. A d of 0 or less counts as a second.

@@ -32,7 +32,9 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	jobs := append(slices.Clone(members), then)
 	if q.enqueuing != nil {
 		var done func(error)
-		ctx, done = q.enqueuing(ctx, jobs)
+		if ctx, done, err = q.beforeEnqueue(ctx, jobs); err != nil {
+			return Group{}, err
+		}
 		defer func() { done(err) }()
 	}
 	if db == nil {
@@ -192,7 +194,9 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 	jobs = slices.Clone(jobs)
 	if q.enqueuing != nil {
 		var done func(error)
-		ctx, done = q.enqueuing(ctx, jobs)
+		if ctx, done, err = q.beforeEnqueue(ctx, jobs); err != nil {
+			return nil, err
+		}
 		defer func() { done(err) }()
 	}
 	if db == nil {

@@ -1679,7 +1679,7 @@ func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {
 				require.NoError(t, err)
 			}
 			if call == "many/" {
-				_, err = db.Pool.Exec(ctx, `insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5('other/one'), 1))::bit(4)::int, statement_timestamp(), 'other/one'`)
+				_, err = db.Pool.Exec(ctx, `insert into onceq.lane_calls (slot, due, lane) select get_byte(sha256('other/one'), 0) & 15, statement_timestamp(), 'other/one'`)
 				require.NoError(t, err)
 			}
 			_, err = db.Pool.Exec(ctx, `insert into onceq.lane_calls (slot, due, lane) values (-1, statement_timestamp(), $1)`, call)

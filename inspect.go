@@ -329,7 +329,10 @@ func (f *Filter) check() error {
 			return invalid("Filter.States", "has %d, which is not a state", s)
 		}
 	}
-	return cmp.Or(checkText("Filter.Queue", f.Queue), checkText("Filter.Kind", f.Kind), checkText("Filter.Scope", f.Scope))
+	var from, before error
+	f.CreatedFrom, from = storedTime("Filter.CreatedFrom", f.CreatedFrom)
+	f.CreatedBefore, before = storedTime("Filter.CreatedBefore", f.CreatedBefore)
+	return cmp.Or(from, before, checkText("Filter.Queue", f.Queue), checkText("Filter.Kind", f.Kind), checkText("Filter.Scope", f.Scope))
 }
 
 // List returns a page of jobs, newest (greatest id) first, both live jobs and those in the history. For the next page set

@@ -92,10 +92,10 @@ type Job struct {
 	Scope string
 
 	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever. Default
-	// DefaultWindow. It is rounded up to a whole millisecond.
+	// DefaultWindow. It is rounded up to a whole millisecond. Without a key it is an *InvalidError.
 	Window time.Duration
 
-	RunAt    time.Time     // not before this time; default at once. A time in the past means at once too
+	RunAt    time.Time     // not before this time, in whole microseconds; default at once, as for a time in the past
 	Delay    time.Duration // not before this much time has passed by the database's clock; not together with RunAt
 	Priority Priority
 
@@ -152,7 +152,8 @@ type Job struct {
 
 	follows, member bool // of a group that is made in this call: EnqueueGroup, AddMembers
 
-	keyed bool // made by a kind that derives keys, or for EnqueueUnique: an empty key is an error
+	bad   error // why no such job can be made: a function of its kind's panicked
+	keyed bool  // made by a kind that derives keys, or for EnqueueUnique: an empty key is an error
 }
 
 // lifetime gives a window as the tables store it: milliseconds, 0 for until finished, -1 for ever.
@@ -166,10 +167,45 @@ func lifetime(field string, window time.Duration) (int64, error) {
 		return -1, nil
 	case window < 0:
 		return 0, invalid(field, "is negative; use a duration, UntilFinished or Forever")
-	case window%time.Millisecond != 0 && window < Forever-time.Millisecond:
-		return window.Milliseconds() + 1, nil // no shorter than asked for, if a duration can say that
 	}
-	return window.Milliseconds(), nil
+	return roundedUp(window, time.Millisecond).Milliseconds(), nil // no shorter than asked for, if a duration can say that
+}
+
+// roundedUp rounds up to whole units, except where a duration cannot say that.
+func roundedUp(d, unit time.Duration) time.Duration {
+	if over := d % unit; over > 0 && d <= math.MaxInt64-unit {
+		return d + unit - over
+	}
+	return d
+}
+
+// latestTime is the end of the times that are stored: later ones have a year of five digits, and do not encode as JSON.
+var latestTime = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// storedTime gives a time as the tables store it, in whole microseconds and not before t. The zero time stays.
+func storedTime(field string, t time.Time) (time.Time, error) {
+	if t.IsZero() {
+		return t, nil
+	}
+	stored := t.Round(0).Truncate(time.Microsecond)
+	if stored.Before(t) {
+		stored = stored.Add(time.Microsecond)
+	}
+	if stored.UTC().Year() < 1 || !stored.Before(latestTime) {
+		return t, invalid(field, "is in the year %d of UTC, rounded up to a microsecond; 1 to 9999 is possible", stored.UTC().Year())
+	}
+	return stored, nil
+}
+
+// maxLease is the longest lease. A longer one is a mistake in units, or would keep the work of a process that died from everybody.
+const maxLease = 7 * 24 * time.Hour
+
+// checkLease refuses a lease, or what makes one, that is too short or too long.
+func checkLease(field string, d, least time.Duration) error {
+	if d < least || d > maxLease {
+		return invalid(field, "is %s; %s to a week is possible", d, least)
+	}
+	return nil
 }
 
 // checkName refuses what would fail in the database, or would name nothing.

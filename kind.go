@@ -2,15 +2,19 @@ package onceq
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
-	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/guard"
 )
 
 // Kind declares a kind of job once, for the code that enqueues it and the code that runs it. P is its payload: a type that
@@ -83,25 +87,62 @@ type Kind[P any] struct {
 // or loses the database; but nothing ends a handler that hangs.
 const NoTimeout time.Duration = -1
 
-// Job returns the job for a payload, ready for Enqueue. Change what should differ from the kind before you enqueue it.
+// check refuses what no job of the kind could be enqueued with: NewWorker does so, and not only the first Enqueue.
+func (k *Kind[P]) check() error {
+	j := Job{
+		Kind: k.Name, Queue: k.Queue, Key: "key", Window: k.Window, Priority: k.Priority, MaxAttempts: k.MaxAttempts,
+		LaneFamily: k.LaneFamily, LaneRule: k.LaneRule, Lane: "lane",
+	}
+	_, err := j.checked()
+	switch {
+	case err != nil:
+	case k.Lane != nil:
+		_, err = j.lane()
+	case k.LaneFamily != "" || k.LaneRule != 0:
+		return invalid("Kind.Lane", "of %q is nil although LaneFamily or LaneRule is set; set Lane, or none of them", k.Name)
+	}
+	var bad *InvalidError
+	if errors.As(err, &bad) {
+		return invalid("Kind."+strings.Replace(bad.Field, "Kind", "Name", 1), "of %q %s", k.Name, bad.Reason)
+	}
+	return err
+}
+
+// Job returns the job for a payload, ready for Enqueue. Change what should differ from the kind before you enqueue it. If Key, Scope,
+// Lane or Limit panics, Enqueue refuses the job with an error that wraps a *PanicError.
 func (k *Kind[P]) Job(payload P) Job {
 	j := Job{
 		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,
 		MaxAttempts: k.MaxAttempts, Fields: k.Fields, IgnorePayload: k.IgnorePayload,
 	}
-	if k.Key != nil {
-		j.Key, j.keyed = k.Key(payload), true
-		if k.Scope != nil {
-			j.Scope = k.Scope(payload)
-		}
+	if k.Key == nil && k.Lane == nil && k.Limit == nil {
+		return j
 	}
-	if k.Lane != nil {
-		if j.Lane = k.Lane(payload); j.Lane != "" {
-			j.LaneFamily, j.LaneRule = k.LaneFamily, k.LaneRule
+	function := "Kind.Key"
+	p := guard.Call(func() {
+		if k.Key != nil {
+			j.Key, j.keyed = k.Key(payload), true
+			if k.Scope != nil {
+				function = "Kind.Scope"
+				j.Scope = k.Scope(payload)
+			}
 		}
-	}
-	if k.Limit != nil {
-		j.Limit = k.Limit(payload)
+		if k.Lane != nil {
+			function = "Kind.Lane"
+			if j.Lane = k.Lane(payload); j.Lane != "" {
+				j.LaneFamily, j.LaneRule = k.LaneFamily, k.LaneRule
+			}
+		}
+		if k.Limit != nil {
+			function = "Kind.Limit"
+			j.Limit = k.Limit(payload)
+		}
+	})
+	switch {
+	case p != nil:
+		j.bad = panicked(fmt.Sprintf("%s of kind %q", function, k.Name), p)
+	case k.Lane != nil && j.Lane == "":
+		_, j.bad = laneName("Kind.LaneFamily", cmp.Or(k.LaneFamily, k.Name), "Kind.Lane", "lane") // not only the first job with a lane is refused
 	}
 	return j
 }
@@ -186,10 +227,7 @@ func (k *Kind[P]) handler() Handler {
 	if k.Keep != 0 {
 		h.keep, h.err = keepTime("Kind.Keep", k.Keep, h.err)
 	}
-	if err := checkName("Kind.Queue", h.queue, MaxNameBytes); err != nil {
-		h.err = err
-	}
-	if err := checkName("Kind.Name", k.Name, MaxNameBytes); err != nil {
+	if err := k.check(); err != nil {
 		h.err = err
 	}
 	return h
@@ -203,7 +241,7 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 	case keep < 0:
 		return 0, invalid(field, "is negative; use Forever to keep history until somebody discards it")
 	}
-	return keep.Milliseconds(), before
+	return roundedUp(keep, time.Millisecond).Milliseconds(), before
 }
 
 // Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause ErrLeaseLost when the
@@ -337,12 +375,46 @@ func (h Handler) Kind() string { return h.kind }
 // Queue is the kind's queue. A single job may name another one (Job.Queue).
 func (h Handler) Queue() string { return h.queue }
 
-// protect turns a panic of fn into an error.
+// protect turns a panic of fn into an error, and tames the error that it returns.
 func protect(fn func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return fn()
+	if p := guard.Call(func() { err = fn() }); p != nil {
+		err = &PanicError{Value: p.Value, Stack: p.Stack}
+	}
+	return tame(err)
 }
+
+// panicked is the error for a function of the application's that panicked.
+func panicked(function string, p *guard.Panic) error {
+	return fmt.Errorf("onceq: %s panicked: %w", function, &PanicError{Value: p.Value, Stack: p.Stack})
+}
+
+// tame makes an error of the application's safe to use where a panic would end the process: its methods may panic, as they do on a nil
+// pointer that was returned as an error. A text that is longer than what is stored is cut, and its error is wrapped.
+func tame(err error) error {
+	if err == nil {
+		return nil
+	}
+	var text string
+	p := guard.Call(func() {
+		text = err.Error()
+		var tamed *longError
+		_ = errors.Is(err, errGoexit) || errors.As(err, &tamed) // these call Is, As and Unwrap of all that err wraps
+	})
+	switch {
+	case p != nil:
+		return panicked(fmt.Sprintf("a method of the error, a %T,", err), p)
+	case len(text) > maxErrorBytes:
+		return &longError{errorText(text), err}
+	}
+	return err
+}
+
+// longError is an error whose text was cut.
+type longError struct {
+	text string
+	err  error
+}
+
+func (e *longError) Error() string { return e.text }
+
+func (e *longError) Unwrap() error { return e.err }

@@ -103,13 +103,13 @@ func (l *Lease) lostError(op string) *LeaseError {
 	return &LeaseError{Op: op, JobID: l.ID, Token: l.Token}
 }
 
-// Extend makes the lease last for at least d from now, by the database's clock. If the lease is lost, the error is a
+// Extend makes the lease last for at least d from now, a millisecond to a week, by the database's clock. If the lease is lost, the error is a
 // *LeaseError; if somebody wants the job cancelled, it is ErrCancelled. In a worker the leases of all handlers are extended
 // automatically, and a lease that lasts longer is left alone. While a transaction on another connection has the job's row
 // locked (usually a handler's own), there is nothing to extend and nobody else can claim the job: that is not an error.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
-	if d < time.Millisecond {
-		return invalid("Extend", "by %s; at least a millisecond", d)
+	if err := checkLease("Extend", d, time.Millisecond); err != nil {
+		return err
 	}
 	beats, err := l.q.beat(ctx, l.db, []*Lease{l}, []bool{true}, d)
 	if err != nil {

@@ -75,6 +75,9 @@ func moreOf(payload string) (queue string, looks time.Duration) {
 // that time, and so misses nothing.
 const quietFor = 10 * time.Millisecond
 
+// maxQuiet is of how many queues Enqueue remembers that. With more it forgets all of them and asks again.
+const maxQuiet = 1000
+
 var processStart = time.Now()
 
 func (q *Queue) isQuiet(queue string) bool {
@@ -98,6 +101,10 @@ func (q *Queue) setQuiet(queue string, who whoWaits, asked time.Time) {
 	}
 	until, ok := q.quiet.Load(queue)
 	if !ok {
+		if q.quiets.Add(1) > maxQuiet {
+			q.quiet.Clear()
+			q.quiets.Store(1)
+		}
 		until, _ = q.quiet.LoadOrStore(queue, new(atomic.Int64))
 	}
 	until.(*atomic.Int64).Store(end)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
@@ -74,6 +75,9 @@ func (j *Job) encode() (e encoded, err error) {
 
 // encode encodes a job. before is the one that was encoded before it; nil for the first.
 func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
+	if j.bad != nil {
+		return j.bad
+	}
 	if before == nil || !before.sameHeader(j) {
 		if c.header, err = j.checked(); err != nil {
 			return err
@@ -130,6 +134,9 @@ func (j *Job) checked() (*header, error) {
 		if h.scope != "" {
 			return nil, invalid("Scope", "is set without a Key")
 		}
+		if j.Window != 0 {
+			return nil, invalid("Window", "is set without a Key, and says how long a key stays taken; set a Key, or no Window")
+		}
 	} else {
 		h.scope = cmp.Or(h.scope, h.kind)
 		if err := checkName("Scope", h.scope, MaxScopeBytes); err != nil {
@@ -139,19 +146,20 @@ func (j *Job) checked() (*header, error) {
 	if !h.at.IsZero() && h.delay != 0 {
 		return nil, invalid("RunAt", "and Delay are both set; use one")
 	}
-	if y := h.at.UTC().Year(); !h.at.IsZero() && (y < 1 || y > 9999) {
-		return nil, invalid("RunAt", "is in the year %d of UTC; 1 to 9999 is possible", y)
+	var err error
+	if h.at, err = storedTime("RunAt", h.at); err != nil {
+		return nil, err
 	}
 	if h.delay < 0 {
 		return nil, invalid("Delay", "is negative")
 	}
+	h.delay = roundedUp(h.delay, time.Microsecond)
 	if h.priority < int(PriorityHigh) || h.priority > int(PriorityLow) {
 		return nil, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", h.priority)
 	}
 	if h.maxAttempts < 0 || h.maxAttempts > math.MaxInt16 {
 		return nil, invalid("MaxAttempts", "is %d; 1 to %d is possible", h.maxAttempts, math.MaxInt16)
 	}
-	var err error
 	if h.lifetime, err = lifetime("Window", j.Window); err != nil {
 		return nil, err
 	}
@@ -250,6 +258,19 @@ func marshalFault(err error) string {
 	return "it has a value that JSON cannot hold"
 }
 
+// marshalled calls marshal, and so the value's own MarshalJSON.
+func marshalled(field string, v any, marshal func(any) ([]byte, error)) (raw []byte, err error) {
+	if p := guard.Call(func() { raw, err = marshal(v) }); p != nil {
+		return nil, panicked(fmt.Sprintf("the encoding of %s, a %T,", field, v), p)
+	}
+	return raw, err
+}
+
+func isPanic(err error) bool {
+	var p *PanicError
+	return errors.As(err, &p)
+}
+
 // encodePayload gives a payload's bytes, and whether they are JSON.
 func encodePayload(field string, payload any, marshal func(any) ([]byte, error)) (raw []byte, isJSON bool, err error) {
 	isJSON = true
@@ -263,7 +284,10 @@ func encodePayload(field string, payload any, marshal func(any) ([]byte, error))
 			raw = []byte{}
 		}
 	default:
-		if raw, err = marshal(p); err != nil {
+		if raw, err = marshalled(field, p, marshal); err != nil {
+			if isPanic(err) {
+				return nil, false, err
+			}
 			return nil, false, invalid(field, "does not encode as JSON: %s", marshalFault(err))
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
@@ -47,17 +48,18 @@ type Config struct {
 	Schema string
 
 	// Logger gets what an operator should know: the library's warnings, and each event at the level that EventType.Level
-	// returns. Default slog.Default().
+	// returns. Default slog.Default(). If its handler panics, the record is lost, and the first time that is said on standard error.
 	Logger *slog.Logger
 
-	// Hook is called with every event. Default none.
+	// Hook is called with every event. Default none. A panic of it is logged with its stack and costs that event alone.
 	Hook Hook
 
 	// BeforeEnqueue is called with the jobs at the start of each Enqueue, EnqueueUnique and EnqueueMany, before anything is
 	// checked. Default none. It may change the jobs, for example to add metadata. The slice jobs is a copy, but the maps
 	// and slices in the jobs belong to the caller: replace them instead of writing to them. The call continues with the
 	// context that BeforeEnqueue returns, which events get too. At its end done is called with the error that the caller
-	// gets. EnqueueInBatch does not call BeforeEnqueue, because it has no context.
+	// gets; it may be nil. If BeforeEnqueue panics, the call enqueues nothing and returns an error that wraps a *PanicError. A
+	// panic of done is logged. EnqueueInBatch does not call BeforeEnqueue, because it has no context.
 	BeforeEnqueue func(ctx context.Context, jobs []Job) (_ context.Context, done func(error))
 }
 
@@ -67,6 +69,7 @@ type Queue struct {
 	pool   *pgxpool.Pool
 	schema string // as the user wrote it
 	log    *slog.Logger
+	guard  *guard.Guard // calls the application's functions
 	hook   Hook
 
 	enqueuing func(context.Context, []Job) (context.Context, func(error))
@@ -93,6 +96,7 @@ type Queue struct {
 	held    heldLately // jobs that may run again
 
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
+	quiets   atomic.Int32 // how many there are in quiet, about; at most maxQuiet
 	allQuiet atomic.Int64 // the same for all queues
 }
 
@@ -105,12 +109,17 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook, enqueuing: cfg.BeforeEnqueue, quarantine: &processTurn}
+	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, enqueuing: cfg.BeforeEnqueue, quarantine: &processTurn}
 	if q.schema == "" {
 		q.schema = "onceq"
 	}
 	if q.log == nil {
 		q.log = slog.Default()
+	}
+	q.log = guard.Logger(q.log)
+	q.guard = guard.New(q.log)
+	if cfg.Hook != nil {
+		q.hook = guardedHook{cfg.Hook, q.guard}
 	}
 	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", q.schema)
@@ -127,7 +136,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 // Schema returns the name of the schema, unquoted.
 func (q *Queue) Schema() string { return q.schema }
 
-// Logger is Config.Logger or its default.
+// Logger writes where Config.Logger or its default does.
 func (q *Queue) Logger() *slog.Logger { return q.log }
 
 // Check returns nil if the schema exists and this code works with its tables: their version is MinSchemaVersion or later,

@@ -38,7 +38,7 @@ type EffectOption func(*Fence)
 // OnUncertain sets what to do when the outcome of an earlier run is unknown. Default RunAgain(24 * time.Hour).
 func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p } }
 
-// EffectTimeout sets when fn's context ends. Default 30 s; at least a millisecond. If the process dies, the effect counts
+// EffectTimeout sets when fn's context ends. Default 30 s; a millisecond to a week. If the process dies, the effect counts
 // as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, even after an error: by default
 // until 40 s after it began. With a shorter EffectTimeout the provider is asked sooner.
 func EffectTimeout(d time.Duration) EffectOption {
@@ -160,8 +160,8 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 	for _, o := range opts {
 		o(f)
 	}
-	if f.lease < effectGrace+time.Millisecond {
-		return nil, invalid("EffectTimeout", "is %s; at least a millisecond", f.lease-effectGrace)
+	if err := checkLease("EffectTimeout", f.lease-effectGrace, time.Millisecond); err != nil {
+		return nil, err
 	}
 	if err := f.policy.check(); err != nil {
 		return nil, err
@@ -227,7 +227,7 @@ func perform[R any](ctx context.Context, c *FenceLease, fn func(context.Context)
 	if c.broken != "" {
 		return none, unstorable(c.broken)
 	}
-	if err := json.Unmarshal(c.Result, &r); err != nil {
+	if err := protect(func() error { return json.Unmarshal(c.Result, &r) }); err != nil {
 		return none, fmt.Errorf("onceq: stored result of %s does not decode into %T: %w", c.f, none, &decodeError{err})
 	}
 	return r, nil

@@ -204,10 +204,7 @@ func (l *Lease) askBackoff(err error, delay time.Duration) time.Duration {
 	asked := make(chan struct{})
 	go func() {
 		defer close(asked)
-		_ = protect(func() error {
-			delay = l.backoff(l.Attempt, err)
-			return nil
-		})
+		l.q.guard.Call("Kind.Backoff of "+l.Kind, func() { delay = l.backoff(l.Attempt, err) })
 	}()
 	<-asked
 	return delay

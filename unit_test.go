@@ -404,6 +404,31 @@ func TestQueue_IsQuiet(t *testing.T) {
 	}
 }
 
+// However many queues a process enqueues to, it remembers few.
+func TestQueue_QuietQueuesAreBounded(t *testing.T) {
+	t.Parallel()
+	q := new(Queue)
+	for i := range 5 * maxQuiet {
+		q.setQuiet(strconv.Itoa(i), noneWaits, time.Now().Add(time.Hour))
+	}
+	n := 0
+	q.quiet.Range(func(any, any) bool { n++; return true })
+	require.LessOrEqual(t, n, maxQuiet)
+	require.True(t, q.isQuiet(strconv.Itoa(5*maxQuiet-1)))
+}
+
+// A server in FIPS mode refuses md5.
+func TestStatements_WorkInFIPSMode(t *testing.T) {
+	t.Parallel()
+	migrations, err := filepath.Glob("migrations/*.sql")
+	require.NoError(t, err)
+	for _, name := range append(migrations, "docs/statements.sql") {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		require.NotContains(t, string(text), "md5", name)
+	}
+}
+
 // A feed begins anew when something of it was resumed, because that is before its cursor, and not when something was paused.
 func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
 	t.Parallel()

@@ -28,7 +28,7 @@ type WorkerConfig struct {
 	Without []string
 
 	// Lease is how long a job stays with a process that died, froze or lost the database, before another worker takes it.
-	// Default 30 s; at least 1 s. The worker extends the lease every third of its length while a handler runs, however long
+	// Default 30 s; 1 s to a week. The worker extends the lease every third of its length while a handler runs, however long
 	// that is.
 	//
 	// The handler's context ends with Kind.Timeout, when the job is cancelled, or when the lease is lost. A handler that
@@ -145,8 +145,8 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	if err := w.tuneQueues(int(pool.MaxConns)); err != nil {
 		return nil, err
 	}
-	if w.lease < time.Second {
-		return nil, invalid("WorkerConfig.Lease", "is %s; at least a second, so that an extension that comes late loses no job", w.lease)
+	if err := checkLease("WorkerConfig.Lease", w.lease, time.Second); err != nil { // shorter, and an extension that comes late would lose jobs
+		return nil, err
 	}
 	if w.poll < 0 || w.poll > time.Hour {
 		return nil, invalid("WorkerConfig.PollInterval", "is %s; 0 to an hour is possible", w.poll)

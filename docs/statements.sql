@@ -2,7 +2,7 @@
 
 -- after.go: callLater
 update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
- where slot = ('x' || left(md5(E'\x1f' || lpad($1::bigint::text, 19, '0')), 1))::bit(4)::int::smallint and due <= statement_timestamp() + interval '1 second'
+ where slot = (get_byte(sha256(decode(replace(E'\x1f' || lpad($1::bigint::text, 19, '0'), E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() + interval '1 second'
    and lane = E'\x1f' || lpad($1::bigint::text, 19, '0');
 
 -- after.go: insertMembers
@@ -121,7 +121,7 @@ found as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from found where state <> 0) l
   returning 1
 )
@@ -223,7 +223,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -296,7 +296,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
    where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
@@ -343,7 +343,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -466,7 +466,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -580,7 +580,7 @@ line as materialized (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from line) l
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
   delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
@@ -634,7 +634,7 @@ line as materialized (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from line) l
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
   delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
@@ -677,7 +677,7 @@ hurried as (
   returning w.lane
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from hurried
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from hurried
 )
 select count(*) from hurried;
 
@@ -722,7 +722,7 @@ select current_setting('citus.version', true) is not null;
 
 -- citus.go: callOfBatch
 insert into onceq.lane_calls (slot, due, lane)
-values (('x' || left(md5($1::text), 1))::bit(4)::int::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 microsecond',
+values ((get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 microsecond',
                                                timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text);
 
 -- citus.go: cancelInParts.lock
@@ -1097,7 +1097,7 @@ returning f.state = 3, coalesce(f.result::text, '');
 
 -- citus_groups.go: callGroupsApart
 insert into onceq.lane_calls (slot, due, lane)
-select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
+select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane
   from (select distinct E'\x1f' || lpad(m.group_id::text, 19, '0') as lane, j.leased_until as due
           from onceq.jobs j join onceq.job_members m on m.job_id + 0 = j.id where j.id = $1::bigint) l;
 
@@ -1133,7 +1133,7 @@ update onceq.job_history h
 
 -- citus_groups.go: putOffCall
 update onceq.lane_calls set due = $2::timestamptz
- where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and due <= $3::timestamptz and lane = $1::text;
+ where slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= $3::timestamptz and lane = $1::text;
 
 -- citus_groups.go: refsInParts.sequence
 select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
@@ -1192,7 +1192,7 @@ select j.id, u.run_at, j.created_at, j.claims, least(j.lost, u.most)::smallint, 
     as u(id, claims, holder, run_at, most, reset, spent, error, identity, line, path) on u.id = j.id and u.claims = j.claims and u.holder = j.holder;
 
 -- citus_lanes.go: callApart
-insert into onceq.lane_calls (slot, due, lane) values (('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp(), $1::text);
+insert into onceq.lane_calls (slot, due, lane) values ((get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), $1::text);
 
 -- citus_lanes.go: callLimit
 insert into onceq.lane_calls (slot, due, lane)
@@ -1200,7 +1200,7 @@ select u.slot, $3::timestamptz, u.lane from onceq.meta, unnest(array[$2::smallin
 
 -- citus_lanes.go: callsApart
 insert into onceq.lane_calls (slot, due, lane)
-select ('x' || left(md5(u.lane), 1))::bit(4)::int::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
+select (get_byte(sha256(decode(replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
 
 -- citus_lanes.go: cancelWaitsInParts.lock
 select id, lane, coalesce(path, ''), lane_rule & 4 = 4, statement_timestamp() from onceq.job_waits
@@ -1344,7 +1344,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
           window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
  cross join (select array_agg(lane), array_agg(free_at), array_agg(gap) from (select null::text, null::timestamptz, null::float8, null::timestamptz where false) p (lane, free_at, gap, paid_at)) p
- cross join (select array_agg(lane), array_agg(due) from (select ('x' || left(md5(h.lane), 1))::bit(4)::int::smallint, statement_timestamp() + case when h.got < h.wanted then $2::bigint else 0 end * interval '1 microsecond', h.lane
+ cross join (select array_agg(lane), array_agg(due) from (select (get_byte(sha256(decode(replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $2::bigint else 0 end * interval '1 microsecond', h.lane
     from (select lane, count(n) as wanted, count(*) - count(n) as got
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000) a (slot, due, lane)) c;
@@ -1460,7 +1460,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
           union all
           select lane, debt, gap, 0 from rewound) u
    group by lane) p (lane, free_at, gap, paid_at)) p
- cross join (select array_agg(lane), array_agg(due) from (select ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint, l.due, l.lane
+ cross join (select array_agg(lane), array_agg(due) from (select (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
     from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $2::bigint
                          when t."full" then least(2000000, greatest(20000, t.ready * t.gap / 2, t.idle / 2))
                          when t.rested and t.taken < t.burst then 20000
@@ -1480,7 +1480,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
                  limit t.taken + 1) w
           limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
-                      where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
+                      where c.slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
 
 -- citus_promoter.go: familiesLeft
 select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
@@ -1949,7 +1949,7 @@ wait as (
   returning id, run_at
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5($16::text), 1))::bit(4)::int::smallint, run_at, $16::text from wait
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace($16::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, $16::text from wait
 )
 select id, run_at > statement_timestamp(),
        case when run_at >= statement_timestamp() + interval '2 seconds' then 1
@@ -2445,7 +2445,7 @@ told as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select E'\x1f' || lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
 )
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
@@ -2516,7 +2516,7 @@ told as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select E'\x1f' || lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
@@ -2605,7 +2605,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
    where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
@@ -2746,7 +2746,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -2889,7 +2889,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
    where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
@@ -3041,7 +3041,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -3098,7 +3098,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -3171,7 +3171,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
    where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
    group by lane having sum(n) > 0
@@ -3206,7 +3206,7 @@ wait as (
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
@@ -3329,7 +3329,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -3537,7 +3537,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -3715,7 +3715,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -4776,7 +4776,7 @@ calls as (
 select 1;
 
 -- limit.go: setLine slot
-select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
+select (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint;
 
 -- limit_list.go: readLimitOf
 with x (lane) as (select $1::text collate "C"),
@@ -5123,7 +5123,7 @@ gone as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from gone) l
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from gone) l
   returning 1
 ),
 last as (
@@ -5268,7 +5268,7 @@ page as materialized (
   select lane, first from lane limit $1::int
 ),
 calls as (
-  insert into onceq.lane_calls (slot, due, lane) select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from page
+  insert into onceq.lane_calls (slot, due, lane) select distinct (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from page
   returning 1
 ),
 onward as (
@@ -5493,14 +5493,14 @@ place as (
 ),
 again as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(h.lane), 1))::bit(4)::int::smallint, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
+  select (get_byte(sha256(decode(replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
     from (select lane, count(n) as wanted, count(*) - count(n) as got
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000
 ),
 later as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint, l.due, l.lane
+  select (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
     from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
                          when t."full" then least(2000000, greatest(20000, t.ready * t.gap / 2, t.idle / 2))
                          when t.rested and t.taken < t.burst then 20000
@@ -5520,11 +5520,11 @@ later as (
                  limit t.taken + 1) w
           limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
-                      where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
+                      where c.slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),
 onward as (
   insert into onceq.lane_calls (slot, due, lane)
-  select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from passed
+  select distinct (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from passed
 )
 select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from job where leased_until is null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
           from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
@@ -5608,7 +5608,7 @@ update onceq.meta set installation = $1::uuid returning null;
 select installation::text, current_setting('citus.version', true) is not null from onceq.meta;
 
 -- rate.go: lockLine
-select slot from onceq.lane_locks where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint for update;
+select slot from onceq.lane_locks where slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint for update;
 
 -- rate.go: reslot
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
@@ -5903,7 +5903,7 @@ gone as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
 ),
 stop as (
   delete from onceq.lane_stops s using gone g where s.lane = any (array[split_part(g.lane, E'\x1f', 1)]) and s.id = g.id
@@ -5992,7 +5992,7 @@ wait as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane from (select lane, due from wait
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane from (select lane, due from wait
           union
           select split_part(lane, E'\x1f', 1), statement_timestamp() from back where follows and split_part(lane, E'\x1f', 1) <> '') l
 ),
@@ -6014,10 +6014,10 @@ with due as materialized (
     from unnest($1::text[]) l (lane)
    cross join lateral (
          select ctid as place from onceq.lane_calls
-          where slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and due <= statement_timestamp() and lane = l.lane
+          where slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = l.lane
             for update skip locked) c
    where exists (select from onceq.lane_calls c
-                    where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = l.lane offset 0)
+                    where c.slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = l.lane offset 0)
 )
 delete from onceq.lane_calls where ctid = any (array(select place from due));
 
@@ -6038,16 +6038,16 @@ select set_config('onceq_lanes.slots', m.slot, true),
 -- refused.go: putOff
 with due as materialized (
   select ctid as place from onceq.lane_calls
-   where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and due <= statement_timestamp() and lane = $1::text
+   where slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = $1::text
      for update skip locked
 ),
 heard as (
   delete from onceq.lane_calls where ctid = any (array(select place from due))
 )
 insert into onceq.lane_calls (slot, due, lane)
-select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp() + interval '1 minute', $1::text
+select (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + interval '1 minute', $1::text
  where exists (select from due) and not exists (select from onceq.lane_calls c
-                    where c.slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
+                    where c.slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
 
 -- replace.go: replaceIn job_waits
 with asked as materialized (
@@ -6093,7 +6093,7 @@ changed as (
   returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(line), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), line from changed where timed
+  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), line from changed where timed
 )
 select id, run_at > statement_timestamp() from changed;
 
@@ -6456,7 +6456,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
            group by lane having sum(n) > 0
@@ -6530,7 +6530,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
 )
 select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select onceq.wake(queue, 1, $5::bigint, false) from job
@@ -6590,7 +6590,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
 )
 select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select onceq.wake(queue, 1, $5::bigint, false) from job

@@ -551,7 +551,7 @@ begin
     ),
     call as (
       insert into {{.schema}}.lane_calls (slot, due, lane)
-      select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from back
+      select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from back
     )
     select queue, count(*) as jobs from (select queue from hurried union all select queue from back) w group by queue
   loop
@@ -596,7 +596,7 @@ begin
   ),
   call as (
     insert into {{.schema}}.lane_calls (slot, due, lane)
-    select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from line
+    select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from line
     returning 1
   )
   select count(*) into n from call;
@@ -621,7 +621,7 @@ begin
          select id from {{.schema}}.job_waits where lane = u.lane for update skip locked) w;
   with busy as (
     insert into {{.schema}}.lane_calls (slot, due, lane)
-    select ('x' || left(md5(u.lane), 1))::bit(4)::int::smallint, statement_timestamp() + pause * interval '1 microsecond', u.lane
+    select (get_byte(sha256(decode(replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + pause * interval '1 microsecond', u.lane
       from unnest(lanes) as u(lane)
      cross join lateral (select id from {{.schema}}.job_waits where lane = u.lane) w
      where ids is null or w.id <> all (ids)
@@ -661,7 +661,7 @@ begin
   ),
   call as (
     insert into {{.schema}}.lane_calls (slot, due, lane)
-    select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
+    select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane
       from (select distinct lane, run_at as due from passed
             union all
             select lane, statement_timestamp() + interval '1 second' from done where what in ('ends', 'blocked')) l

@@ -603,7 +603,11 @@ func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string,
 	if err != nil {
 		return 0, err
 	}
-	due, err := s.unfired(ctx, db, one, r, from, to)
+	var due []time.Time
+	err = protect(func() error {
+		due, err = s.unfired(ctx, db, one, r, from, to)
+		return err
+	})
 	return len(due), err
 }
 
@@ -730,6 +734,9 @@ select at, until, ticks, outcome, done_at, coalesce(job_id, 0), coalesce(note, '
   from onceq.schedule_ticks where schedule = $1 and at < $2 order by at desc limit $3`
 	if limit < 0 {
 		return nil, invalid("limit", "is %d; it must not be negative, and 0 means 50", limit)
+	}
+	if y := before.UTC().Year(); y < 1 || y > 9999 {
+		return nil, invalid("before", "is in the year %d of UTC; 1 to 9999 is possible", y)
 	}
 	if !storableText(name) {
 		return nil, invalid("name", "%q is not valid UTF-8, or contains a NUL", name)

@@ -3,12 +3,12 @@ package onceqcron
 import (
 	"encoding/json"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/guard"
 )
 
 // Schedule says what to enqueue, and when.
@@ -55,12 +55,24 @@ func (s *Schedule) jobFor(t Tick) (job onceq.Job, err error) {
 	if s.JobFor == nil {
 		return s.Job, nil
 	}
-	defer func() {
-		if v := recover(); v != nil {
-			err = &onceq.PanicError{Value: v, Stack: debug.Stack()}
+	err = protect(func() error {
+		job, err = s.JobFor(t)
+		return err
+	})
+	return job, err
+}
+
+// protect makes an error of a panic in a function of the application's: in JobFor, in a Timetable, or in a method of their errors.
+func protect(fn func() error) (err error) {
+	p := guard.Call(func() {
+		if err = fn(); err != nil {
+			_ = err.Error()
 		}
-	}()
-	return s.JobFor(t)
+	})
+	if p != nil {
+		return &onceq.PanicError{Value: p.Value, Stack: p.Stack}
+	}
+	return err
 }
 
 func (s *Schedule) check(inTable bool) (err error) {

@@ -170,7 +170,8 @@ func (s *Scheduler) told(err error) error {
 }
 
 // within runs fn in a transaction of its own, or in a savepoint of the caller's, which stays usable after an error.
-func (s *Scheduler) within(ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) error) error {
+func (s *Scheduler) within(ctx context.Context, tx pgx.Tx, do func(pgx.Tx) error) error {
+	fn := func(tx pgx.Tx) error { return protect(func() error { return do(tx) }) }
 	if tx != nil {
 		return pgx.BeginFunc(ctx, tx, fn)
 	}
@@ -438,7 +439,7 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	var other *onceq.MismatchError
 	var taken *onceq.DuplicateError
 	switch {
-	case errors.As(err, &bad) || errors.As(err, &other) || errors.As(err, &taken):
+	case errors.As(err, &bad) || errors.As(err, &other) || errors.As(err, &taken) || errors.As(err, &panicked):
 		m.note = storable(err)
 		return m, nil
 	case err != nil:

@@ -14,7 +14,8 @@ import (
 // Timetable says when a schedule is due.
 type Timetable interface {
 	// Next returns the first time after the given one, which may be in any zone, and the zero time if there is none. A time that is not
-	// after the given one is an *onceq.InvalidError of Register, or a panic later.
+	// after the given one is an *onceq.InvalidError of Register. Later it is an error of the tick, as is a panic of Next, and that tick is
+	// tried again.
 	Next(after time.Time) time.Time
 }
 
@@ -131,11 +132,17 @@ func (s stored) Next(after time.Time) time.Time {
 	return at
 }
 
+// latest is the end of the times of ticks, as of onceq.Job.RunAt: a Timetable that has none before that has none.
+var latest = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // following is Next, and an error if that is not after the given time.
 func (s stored) following(after time.Time) (time.Time, error) {
 	at := s.Timetable.Next(after)
 	if down := at.Truncate(time.Microsecond); down.Before(at) {
 		at = down.Add(time.Microsecond)
+	}
+	if !at.Before(latest) {
+		return time.Time{}, nil
 	}
 	if !at.IsZero() && !at.After(after) {
 		return at, invalid("Timetable", "%T has %s as the next time after %s; Next must return a later time than it gets, or the zero time",

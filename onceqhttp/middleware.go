@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/guard"
 )
 
 // Outcome says what happens to a key after its handler has answered.
@@ -51,6 +52,9 @@ const (
 
 // Config configures a Middleware. Principal is required. The defaults of all other fields are meant to be kept. Routes
 // that need different settings get a Middleware each: New costs nothing.
+//
+// A panic of one of these functions goes on to the caller, as one of the handler does, and net/http logs it. Before the handler is
+// called nothing is written. After it the key is uncertain, and with HandlerTx all is rolled back.
 type Config struct {
 	// Principal names who is asking, a tenant or a user, as the application has authenticated it. Keys of different
 	// principals are independent. Principal is called for requests with a valid key, before the body is read. An error
@@ -150,6 +154,9 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = defaultTimeout
 	}
+	if cfg.Timeout < 0 && cfg.Timeout != onceq.NoTimeout {
+		return invalid("Timeout", "is negative; use onceq.NoTimeout for none")
+	}
 	if cfg.MaxRequest == 0 {
 		cfg.MaxRequest = defaultMaxRequest
 	}
@@ -171,6 +178,7 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Logger = guard.Logger(cfg.Logger)
 	m := &Middleware{q, cfg}
 	_, err := q.Fence(m.spec("scope", "key")) // checks the rest of the configuration
 	var bad *onceq.InvalidError

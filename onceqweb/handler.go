@@ -24,6 +24,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/onceqcron"
 )
 
@@ -66,7 +67,7 @@ func Everybody(r *http.Request) (Viewer, error) {
 
 // Config configures the page.
 type Config struct {
-	// Viewer says who makes a request. Required. An error, and a Viewer without a Name, refuse the request with 403, and are
+	// Viewer says who makes a request. Required. An error, a panic, and a Viewer without a Name refuse the request with 403, and are
 	// logged. Everybody is for a page that needs no more than what stands before it.
 	Viewer func(*http.Request) (Viewer, error)
 
@@ -74,7 +75,7 @@ type Config struct {
 	// "payload", "result", "metadata", "progress", "error", or "effect " with the name of an effect, for its result. text is
 	// what would be shown, whole. Of a payload of bytes it is the bytes, which need not be UTF-8, and the page shows as hex what
 	// Mask makes of them if they are no text. For a key outside of jobs, kind is the key's scope. Where the kind is not known any more, as of a group's
-	// members that have completed, results are hidden if there is a Mask. Default: all is shown as it is.
+	// members that have completed, results are hidden if there is a Mask. A panic hides the text. Default: all is shown as it is.
 	Mask func(kind, field, text string) string
 
 	// Title stands at the top of each page: which application this is, and where it runs. Default "onceq".
@@ -94,6 +95,24 @@ type Config struct {
 
 	// Logger gets the actions, refused requests and failures. Default slog.Default().
 	Logger *slog.Logger
+}
+
+// protect makes the functions of the configuration ones that cannot panic: live updates call them in a goroutine that all open pages
+// share. What a panic leaves unknown is refused, or hidden.
+func (c *Config) protect() {
+	calls := guard.New(c.Logger)
+	viewer, mask := c.Viewer, c.Mask
+	c.Viewer = func(r *http.Request) (v Viewer, err error) {
+		if p := calls.Call("Config.Viewer", func() { v, err = viewer(r) }); p != nil {
+			return Viewer{}, errors.New("Config.Viewer panicked")
+		}
+		return v, err
+	}
+	c.Mask = func(kind, field, text string) string {
+		shown := "hidden, because Config.Mask panicked; the log says where"
+		calls.Call("Config.Mask", func() { shown = mask(kind, field, text) })
+		return shown
+	}
 }
 
 // Handler is the page. It is safe for concurrent use.
@@ -175,6 +194,7 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Logger = guard.Logger(cfg.Logger)
 	if cfg.Viewer == nil {
 		return nil, errors.New("onceqweb: Config.Viewer is nil: it says who makes a request; use Everybody if everybody who reaches the page may read")
 	}
@@ -186,6 +206,7 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 	if cfg.Prefix != "" && !strings.HasPrefix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("onceqweb: Config.Prefix is %q; it must begin with a slash", cfg.Prefix)
 	}
+	cfg.protect()
 	h := &Handler{q: q, db: db, cron: cfg.Schedules, cfg: cfg, masks: masks, log: cfg.Logger, slots: make(chan struct{}, maxReads)}
 	if h.cron == nil {
 		var err error

@@ -306,10 +306,10 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	config := db.config
 	config.Schema = db.Schema
 	config.Hook = onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
+		defer hook(ctx, e) // also if the test's own panics
 		if db.config.Hook != nil {
 			db.config.Hook.Event(ctx, e)
 		}
-		hook(ctx, e)
 	})
 	q, err := onceq.New(db.Pool, &config)
 	var w *onceq.Worker

@@ -3,7 +3,9 @@ package tests
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -154,4 +156,96 @@ func TestKind_RefuseUnknownFields(t *testing.T) {
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCompleted, db.RunOne(lenient.Handle(func(context.Context, *onceq.Lease, v1) error { return nil })).State)
+}
+
+// Times are rounded as they are stored before they are checked, so that each that is accepted encodes as JSON, in every zone; and a
+// lease that would never end is a mistake in units.
+func TestTimes_AreCheckedAsTheyAreStored(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	var bad *onceq.InvalidError
+	for _, at := range []time.Time{
+		time.Date(9999, 12, 31, 23, 59, 59, 999_999_900, time.UTC),
+		time.Date(9999, 12, 31, 23, 59, 59, 999_999_001, time.UTC),
+		time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC),
+		time.Date(0, 12, 31, 23, 0, 0, 0, time.UTC),
+	} {
+		_, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", RunAt: at})
+		require.ErrorAs(t, err, &bad, at)
+		require.Equal(t, "RunAt", bad.Field)
+		for _, f := range []onceq.Filter{{CreatedFrom: at}, {CreatedBefore: at}} {
+			_, err = q.List(ctx, db.Pool, f)
+			require.ErrorAs(t, err, &bad, at)
+		}
+	}
+	for _, at := range []time.Time{
+		time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC),
+		time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC),
+	} {
+		r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", RunAt: at})
+		require.NoError(t, err)
+		info, err := q.Get(ctx, db.Pool, r.ID)
+		require.NoError(t, err)
+		_, err = json.Marshal(info)
+		require.NoError(t, err)
+		require.False(t, info.RunAt.Before(at), "%s, which is before %s", info.RunAt, at)
+	}
+
+	long := time.Duration(math.MaxInt64)
+	handle := func(context.Context, *onceq.Lease, int) error { return nil }
+	kind := onceq.Kind[int]{Name: "other", Queue: "other"}
+	_, err := q.Enqueue(ctx, db.Pool, kind.Job(1))
+	require.NoError(t, err)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Queue: "other"})
+	require.NoError(t, err)
+	c, err := q.Fence(onceq.FenceSpec{Key: "one"})
+	require.NoError(t, err)
+	held, err := c.Claim(ctx, nil)
+	require.NoError(t, err)
+	for name, call := range map[string]func() error{
+		"WorkerConfig.Lease": func() error {
+			_, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: long}, kind.Handle(handle))
+			return err
+		},
+		"ClaimOptions.Lease": func() error { _, err := q.Claim(ctx, onceq.ClaimOptions{Lease: long}); return err },
+		"Lease":              func() error { _, err := q.Fence(onceq.FenceSpec{Key: "k", Lease: long}); return err },
+		"EffectTimeout": func() error {
+			_, err := onceq.Once(ctx, leases[0], "e", func(context.Context, string) (int, error) { return 0, nil }, onceq.EffectTimeout(long))
+			return err
+		},
+		"Extend": func() error { return errors.Join(leases[0].Extend(ctx, long), held.Extend(ctx, long)) },
+	} {
+		require.ErrorAs(t, call(), &bad, name)
+		require.Equal(t, name, bad.Field)
+	}
+}
+
+// What says nothing without something else is refused, and what no job of a kind could be enqueued with, where the kind is first seen.
+func TestMistakes_OfAKindAreSaidEarly(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var bad *onceq.InvalidError
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Window: time.Hour})
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, "Window", bad.Field)
+	none := func(int) string { return "" }
+	for field, kind := range map[string]onceq.Kind[int]{
+		"Kind.LaneFamily":  {Name: "a/b", Lane: none},
+		"Kind.LaneRule":    {Name: "k", Lane: none, LaneRule: 8},
+		"Kind.Lane":        {Name: "k", LaneRule: onceq.StopLane},
+		"Kind.Window":      {Name: "k", Window: -2},
+		"Kind.Priority":    {Name: "k", Priority: 5},
+		"Kind.MaxAttempts": {Name: "k", MaxAttempts: -1},
+		"Kind.Name":        {Name: ""},
+		"Kind.Queue":       {Name: "k", Queue: " "},
+	} {
+		_, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+		require.ErrorAs(t, err, &bad, field)
+		require.Equal(t, field, bad.Field)
+	}
+	kind := onceq.Kind[int]{Name: "a/b", Lane: none}
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1)) // although this job has no lane
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, "Kind.LaneFamily", bad.Field)
 }

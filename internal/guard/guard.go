@@ -1,0 +1,104 @@
+// Package guard calls functions that the application gave. A panic in one of them must not end the process, nor the goroutine of the
+// library's that calls it: other jobs depend on that goroutine.
+package guard
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+)
+
+// Panic is what a function panicked with, and where.
+type Panic struct {
+	Value any
+	Stack []byte
+}
+
+// Call calls fn and returns its panic, or nil.
+func Call(fn func()) (p *Panic) {
+	defer func() {
+		if v := recover(); v != nil {
+			p = &Panic{v, debug.Stack()}
+		}
+	}()
+	fn()
+	return nil
+}
+
+// Guard calls functions whose panics nobody would hear of, and logs them. The first panic of each function is logged, and then the
+// second, the fourth and so on: a Hook that always panics does so at each event.
+type Guard struct {
+	log    *slog.Logger
+	counts sync.Map // name of the function → *atomic.Int64
+}
+
+// New returns a Guard that logs to log, which must be a Logger of this package.
+func New(log *slog.Logger) *Guard { return &Guard{log: log} }
+
+// Call calls fn, which stands for the function with that name, and returns its panic, or nil.
+func (g *Guard) Call(name string, fn func()) *Panic {
+	p := Call(fn)
+	if p == nil {
+		return nil
+	}
+	count, _ := g.counts.LoadOrStore(name, new(atomic.Int64))
+	if n := count.(*atomic.Int64).Add(1); n&(n-1) == 0 {
+		g.log.LogAttrs(context.Background(), slog.LevelError, "onceq: a function of the application panicked; it is called again the next time",
+			slog.String("function", name), slog.Int64("times", n), slog.String("panic", p.text()), slog.String("stack", string(p.Stack)))
+	}
+	return p
+}
+
+// text is the value as a text, of a length that a log can take.
+func (p *Panic) text() string {
+	s := fmt.Sprint(p.Value) // which survives a String or an Error that panics
+	const most = 8 << 10
+	return s[:min(len(s), most)]
+}
+
+// Logger returns a logger whose handler cannot panic. A record that makes the handler panic is lost. The first time, that is said on
+// standard error, because there is nowhere else.
+func Logger(log *slog.Logger) *slog.Logger {
+	if _, ok := log.Handler().(*handler); ok {
+		return log
+	}
+	return slog.New(&handler{log.Handler()})
+}
+
+type handler struct{ slog.Handler }
+
+var said sync.Once
+
+func (h *handler) call(fn func()) {
+	if p := Call(fn); p != nil {
+		said.Do(func() {
+			fmt.Fprintf(os.Stderr, "onceq: the application's slog.Handler %T panicked, and log records are lost: %s\n\n%s", h.Handler, p.text(), p.Stack)
+		})
+	}
+}
+
+func (h *handler) Enabled(ctx context.Context, level slog.Level) (enabled bool) {
+	h.call(func() { enabled = h.Handler.Enabled(ctx, level) })
+	return enabled
+}
+
+func (h *handler) Handle(ctx context.Context, r slog.Record) (err error) {
+	h.call(func() { err = h.Handler.Handle(ctx, r) })
+	return err
+}
+
+func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	inner := h.Handler
+	h.call(func() { inner = h.Handler.WithAttrs(attrs) })
+	return &handler{inner}
+}
+
+func (h *handler) WithGroup(name string) slog.Handler {
+	inner := h.Handler
+	h.call(func() { inner = h.Handler.WithGroup(name) })
+	return &handler{inner}
+}
