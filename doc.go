@@ -48,7 +48,8 @@
 //     with another payload, or from another kind, is a *MismatchError and is never dropped silently.
 //  4. One holder. A claim gives a lease with a token. Every operation under an outdated token is refused with ErrLeaseLost.
 //  5. Effects once. Writes made through a handler's transaction commit together with the job's completion or not at all. A
-//     worker that was taken for dead and then wakes up commits nothing through its lease.
+//     worker that was taken for dead and then wakes up commits nothing through its lease. Who completes a job by hand, in a
+//     transaction of the application's, has to let a refusal end that transaction: see Lease.Complete.
 //  6. Honest about the outside world. Once commits the intent before an effect and the outcome after it, and replays the
 //     outcome on the next run. If nobody knows whether the effect happened, it is uncertain, and a policy that you declare
 //     decides: run it again under the same idempotency key while the provider remembers that key, ask the provider, or hold

@@ -92,6 +92,10 @@ var errInTx = errors.New("onceq: the worker ends this job with the handler's tra
 // fails, and Complete returns a *LeaseError. With a nil db it runs in a transaction of its own. EventCompleted is reported
 // when the statement has run: the caller's transaction may still roll back, and the job then runs again.
 //
+// A refusal must end the whole transaction. In a savepoint it ends that alone: a caller that rolls back to the savepoint, drops the
+// error and commits the outer transaction commits the writes of a worker that has lost its job, beside those of the next one. So
+// call Complete outside of savepoints, or return its error. With HandleTx and HandleBatch this cannot happen.
+//
 // Postgres may want the transaction run again (IsRetryable), because of this statement or of what follows it up to the
 // commit. If the handler returns that error, the worker soon runs the handler again, up to thirty times, before it counts
 // as an error. At repeatable read and serializable this happens whenever the worker has extended the lease after the
