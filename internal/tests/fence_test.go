@@ -532,7 +532,7 @@ func TestFence_TheLongestTimes(t *testing.T) {
 	ctx := t.Context()
 	for i, window := range []time.Duration{onceq.Forever - 1, onceq.Forever - time.Millisecond, onceq.Forever - 2*time.Millisecond} {
 		key := fmt.Sprint(i)
-		f := fenceOf(t, db, onceq.FenceSpec{Key: key, Window: window, Lease: onceq.Forever})
+		f := fenceOf(t, db, onceq.FenceSpec{Key: key, Window: window, Lease: 7 * 24 * time.Hour})
 		fenceOK(t, "Complete", fenceClaim(t, f, nil).Complete(ctx, nil, 1))
 		keys, err := db.Queue.Keys(ctx, db.Pool, "", key)
 		if err != nil || len(keys) != 1 || keys[0].Free || keys[0].FreeAt.Before(time.Now()) {
@@ -541,7 +541,7 @@ func TestFence_TheLongestTimes(t *testing.T) {
 	}
 	add(t, db, onceq.Job{})
 	l := fenceLease(t, db)
-	got, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, _ string) (int, error) { return 1, ctx.Err() }, onceq.EffectTimeout(onceq.Forever))
+	got, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, _ string) (int, error) { return 1, ctx.Err() }, onceq.EffectTimeout(7*24*time.Hour))
 	if err != nil || got != 1 {
 		t.Fatal(got, err)
 	}
