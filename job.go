@@ -179,8 +179,9 @@ func roundedUp(d, unit time.Duration) time.Duration {
 	return d
 }
 
-// latestTime is the end of the times that are stored: later ones have a year of five digits, and do not encode as JSON.
-var latestTime = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
+// latestTime is the latest time that is stored. Later ones have a year of five digits, which does not encode as JSON, or get one in SQL,
+// which counts in floating point: microseconds so far from 1970 are rounded to some thirty.
+var latestTime = time.Date(9999, 12, 31, 23, 59, 59, 999_000_000, time.UTC)
 
 // storedTime gives a time as the tables store it, in whole microseconds and not before t. The zero time stays.
 func storedTime(field string, t time.Time) (time.Time, error) {
@@ -191,8 +192,8 @@ func storedTime(field string, t time.Time) (time.Time, error) {
 	if stored.Before(t) {
 		stored = stored.Add(time.Microsecond)
 	}
-	if stored.UTC().Year() < 1 || !stored.Before(latestTime) {
-		return t, invalid(field, "is in the year %d of UTC, rounded up to a microsecond; 1 to 9999 is possible", stored.UTC().Year())
+	if stored.UTC().Year() < 1 || stored.After(latestTime) {
+		return t, invalid(field, "is in the year %d of UTC, or in its last millisecond; 1 to 9999 is possible", t.UTC().Year())
 	}
 	return stored, nil
 }
