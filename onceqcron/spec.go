@@ -132,8 +132,8 @@ func (s stored) Next(after time.Time) time.Time {
 	return at
 }
 
-// latest is the end of the times of ticks, as of onceq.Job.RunAt: a Timetable that has none before that has none.
-var latest = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
+// latestTick is the end of the times of ticks, as of onceq.Job.RunAt: a Timetable that has none before that has none.
+var latestTick = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // following is Next, and an error if that is not after the given time.
 func (s stored) following(after time.Time) (time.Time, error) {
@@ -141,7 +141,7 @@ func (s stored) following(after time.Time) (time.Time, error) {
 	if down := at.Truncate(time.Microsecond); down.Before(at) {
 		at = down.Add(time.Microsecond)
 	}
-	if !at.Before(latest) {
+	if !at.Before(latestTick) {
 		return time.Time{}, nil
 	}
 	if !at.IsZero() && !at.After(after) {
