@@ -290,12 +290,12 @@ func (q *Queue) endLined(ctx context.Context, db DB, end part) (all []part, last
 const (
 	backApart = `
 insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, due_at)
 select j.id, u.run_at, j.created_at, j.claims, least(j.lost, u.most)::smallint, (case when u.reset then 0 else j.attempts + u.spent end)::smallint,
        j.max_attempts, j.priority, j.queue, j.kind, j.scope, j.key, j.payload, j.payload_bytes, j.metadata,
        case when u.error = '' then j.errors else
          case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
-       u.identity, u.line, j.lane_rule, nullif(u.path, '')
+       u.identity, u.line, j.lane_rule, nullif(u.path, ''), case when u.run_at < statement_timestamp() then statement_timestamp() end
   from onceq.jobs j
   join unnest($1::bigint[], $2::int[], $3::bigint[], $4::timestamptz[], $5::int[], $6::bool[], $7::int[], $8::text[], $9::bigint[], $10::text[], $11::text[])
     as u(id, claims, holder, run_at, most, reset, spent, error, identity, line, path) on u.id = j.id and u.claims = j.claims and u.holder = j.holder`

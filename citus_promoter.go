@@ -75,18 +75,18 @@ const (
 	// liveApart makes jobs live that wait, from the times $2 on, which are slots of a rate where $3 says so.
 	liveApart = `
 insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                        payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                        payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
 select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key,
        w.payload, w.payload_bytes, w.metadata, w.errors, w.identity,
        case when w.path = '' then null when w.path is null then w.lane when u.slotted then w.path || ` + sqlSep + ` || '` + slotMark + `' else w.path end,
-       nullif(w.lane_rule, case when w.path = '' then 0 end)
+       nullif(w.lane_rule, case when w.path = '' then 0 end), coalesce(w.due_at, w.run_at)
   from onceq.job_waits w join unnest($1::bigint[], $2::timestamptz[], $3::bool[]) as u(id, at, slotted) on u.id = w.id`
 
 	wentApart = `delete from onceq.job_waits where id = any ($1::bigint[])`
 
 	// moveOnApart moves jobs that wait to other lines.
 	moveOnApart = `
-update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
+update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at, due_at = coalesce(w.due_at, w.run_at)
   from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
  where w.id = any (array[u.id])`
 

@@ -321,7 +321,7 @@ update onceq.jobs j
 returning ` + claimedJob + `, c.n, ` + cancelSince
 	claimedJob = `j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity`
+          coalesce(j.metadata::text, ''), j.identity, j.due_at`
 	cancelSince = `(select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
 )
 
@@ -452,7 +452,21 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 // claimed reports a claim. now is the database's time.
 func (q *Queue) claimed(ctx context.Context, l *Lease, now time.Time) {
 	e := l.event(EventClaimed)
-	e.Wait = max(0, now.Sub(l.RunAt))
+	due := l.RunAt
+	if !l.due.IsZero() && l.due.Before(due) {
+		due = l.due
+	}
+	e.Wait = max(0, now.Sub(due))
+	if e.Held = max(0, min(e.Wait, l.RunAt.Sub(due))); e.Held > 0 {
+		switch {
+		case l.Limit != "":
+			e.HeldBy = CauseLimit
+		case l.Lane != "":
+			e.HeldBy = CauseLane
+		default:
+			e.HeldBy = CauseAfter
+		}
+	}
 	q.emit(ctx, e)
 }
 
@@ -470,15 +484,17 @@ func newHolder(run int64) int64 {
 func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before ...any) error {
 	var payload, metadata string
 	var identity *int64
+	var due *time.Time
 	var cancelled *bool
 	var lane *string
 	var rule *int16
 	if err := rows.Scan(append(before, &l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-		&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, n, &cancelled, cut, &lane, &rule)...); err != nil {
+		&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &due, n, &cancelled, cut, &lane, &rule)...); err != nil {
 		return err
 	}
 	l.Token = l.ID<<tokenBits | int64(l.claims)
 	l.Attempt++
+	l.due = orZero(due)
 	l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
 	if strings.Contains(l.Lane, lineSep) {
 		var slotted bool

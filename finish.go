@@ -499,7 +499,7 @@ with u as materialized (
 ),
 ready as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
@@ -518,7 +518,7 @@ select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.le
 var (
 	retryLaned = retryWith(retrying{
 		moves: `j.lane_rule & 1 = 1 and u.delay > 0`, stays: `(j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)`,
-		runAt: `statement_timestamp() + delay * interval '1 microsecond'`, lane: `lane, lane_rule`, due: `run_at`, handOver: handOver(true),
+		runAt: `statement_timestamp() + delay * interval '1 microsecond'`, lane: `lane, lane_rule, null`, due: `run_at`, handOver: handOver(true),
 	})
 	retryLimited = retryWith(retrying{
 		moves: limitMoves, stays: `not coalesce(` + limitMoves + `, false)`,
@@ -526,7 +526,7 @@ var (
             ` + laneIn("j.lane") + ` = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves`,
 		runAt:   `case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end`,
 		columns: `, path`,
-		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, ` + unslotted("lane"),
+		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, case when delay <= 0 then statement_timestamp() end, ` + unslotted("lane"),
 		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves", leasing{many: true}),
 	})
 )
@@ -557,7 +557,7 @@ gone as (
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + r.columns + `)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at` + r.columns + `)
   select id, ` + r.runAt + `, created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, ` + appendError + `,
@@ -570,7 +570,7 @@ due as (
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,

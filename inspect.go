@@ -634,6 +634,10 @@ type QueueStats struct {
 	Held     int
 	Blocked  int // jobs that wait for their lane, their limit or other jobs; the other counts of unfinished jobs do not contain them
 
+	// For how long the oldest job that waits for its lane, for its limit and for other jobs has been due, by the database's
+	// clock; 0 for none. Of the blocked jobs the 1,001 with the lowest ids are looked at.
+	OldestInLane, OldestInLimit, OldestAfter time.Duration
+
 	Paused time.Time // since when the queue itself has been paused (PauseQueue). A kind that is paused does not show here: Pauses lists it
 
 	// Oldest is how long the oldest job that nobody has has been due, by the database's clock. It may be too short if
@@ -692,7 +696,8 @@ names as materialized (
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
-       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
+       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
+       w.in_lane, w.in_limit, w.after_others
   from names n
  cross join lateral (
        select sum(x.waiting)::bigint as waiting, sum(x.retrying)::bigint as retrying, sum(x.leased)::bigint as leased, sum(x.running)::bigint as running,
@@ -755,8 +760,11 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobHeld + ` order by id limit $2::int + 1) x) h
  cross join lateral (
-       select count(*) as blocked
-         from (select from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
+       select count(*) as blocked, coalesce(max(due) filter (where of = ''), 0) as in_lane, coalesce(max(due) filter (where of = '/'), 0) as in_limit,
+              coalesce(max(due) filter (where of = chr(31)), 0) as after_others
+         from (select case when starts_with(lane, ` + sqlSep + `) then chr(31) when lane like '/%' then '/' else '' end as of,
+                      (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1000000)::bigint as due
+                 from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue`
 
 // Stats returns the figures of the named queues, or of every queue that has jobs, a history or workers, sorted by name.
@@ -772,11 +780,14 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 	var all []QueueStats
 	err := q.send(ctx, q.pool, reading, readStats, []any{queues, StatsCap}, each(func(rows pgx.Rows) error {
 		var s QueueStats
-		var oldest int64
+		var oldest, inLane, inLimit, after int64
 		var paused *time.Time
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.More, &paused); err != nil {
+		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.More, &paused,
+			&inLane, &inLimit, &after); err != nil {
 			return err
 		}
+		age := func(micros int64) time.Duration { return max(0, time.Duration(micros)*time.Microsecond) } // less than 0: not due yet
+		s.OldestInLane, s.OldestInLimit, s.OldestAfter = age(inLane), age(inLimit), age(after)
 		s.Oldest, s.Paused, s.Capped = time.Duration(oldest)*time.Microsecond, orZero(paused), s.More
 		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked} {
 			if *n > StatsCap {

@@ -126,9 +126,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.columns + `)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at` + by.columns + `)
   select id, ` + at + `, created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.values + `
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)` + by.values + `
     from ` + moved + by.returning + `
 ),
 place as (
@@ -261,7 +261,7 @@ func admitLines(by leasing) string {
 	moved, _ := by.inOrder("moved")
 	return `
 passed as (
-  update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = o.at
+  update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, ` + at + ` as at from ` + ours + ` where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -271,10 +271,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.columns + `)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at` + by.columns + `)
   select id, case when slot > statement_timestamp() then slot else ` + at + ` end, created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule` + by.values + `
+         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule, coalesce(due_at, run_at)` + by.values + `
     from ` + moved + by.returning + `
 ),
 place as (

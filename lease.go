@@ -37,7 +37,7 @@ type Lease struct {
 	Attempt     int // 1 for the first; counts failures, not lost leases
 	MaxAttempts int
 	Lost        int       // leases of this job that ran out before this one, as Kind.MaxLost counts them
-	RunAt       time.Time // when the job was due
+	RunAt       time.Time // when the job was due; of one that waited for its lane, its limit or other jobs: when it was let in
 	CreatedAt   time.Time
 	Until       time.Time // end of the lease as claimed, by the database's clock
 
@@ -52,6 +52,7 @@ type Lease struct {
 
 	backoff func(int, error) time.Duration // of the kind, from when the executor gets the lease; nil for the default
 
+	due  time.Time // when the job was due that was let in at RunAt; zero for one that waited for nothing but its time
 	slot time.Time // its slot by this process's clock, see reslot; zero if its limit had no rate
 
 	term     time.Duration            // how long the lease was at the claim

@@ -117,8 +117,11 @@ select x.lane,` + readLimit + `
  order by x.k`
 
 // Limits lists the limits that somebody has set, and those for which jobs wait, by name. Its cost depends on the limits that it
-// returns, and not on how many jobs wait.
+// returns, and not on how many jobs wait. A nil db is the pool.
 func (q *Queue) Limits(ctx context.Context, db DB, f LimitFilter) ([]LimitInfo, error) {
+	if db == nil {
+		db = q.pool
+	}
 	if f.Limit == 0 {
 		f.Limit = 50
 	}

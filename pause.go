@@ -115,8 +115,11 @@ func (q *Queue) resume(ctx context.Context, db DB, what, name string) (was bool,
 	return was, nil
 }
 
-// Pauses lists what is paused, queues first, by name.
+// Pauses lists what is paused, queues first, by name. A nil db is the pool.
 func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
+	if db == nil {
+		db = q.pool
+	}
 	const read = `select what, name, paused_at, note from onceq.pauses order by what desc, name`
 	var all []Pause
 	err := q.send(ctx, db, asIs, read, nil, each(func(rows pgx.Rows) error {

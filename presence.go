@@ -68,8 +68,11 @@ select id, host, process, version, schema_version, lease, queues::text, array_to
  order by host, process, started_at, id`
 
 // Workers lists the workers of all processes, sorted by host and process. A worker deletes its row when it ends. The row of
-// one that was killed is Stale after three minutes, and a Reaper removes it after ReaperConfig.Grace.
+// one that was killed is Stale after three minutes, and a Reaper removes it after ReaperConfig.Grace. A nil db is the pool.
 func (q *Queue) Workers(ctx context.Context, db DB) ([]WorkerInfo, error) {
+	if db == nil {
+		db = q.pool
+	}
 	var all []WorkerInfo
 	err := q.send(ctx, db, asIs, readWorkers, []any{staleAfter.Microseconds()}, each(func(rows pgx.Rows) error {
 		var w WorkerInfo

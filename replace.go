@@ -72,7 +72,8 @@ changed as (
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
          run_at        = case when not (` + timed + `) then j.run_at
                               when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end
+                              else least(j.run_at, m.due) end,
+         due_at        = case when not (` + timed + `) then j.due_at end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, ` + timed + ` as timed, m.line

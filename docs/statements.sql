@@ -173,7 +173,7 @@ noted as (
 ),
 ready as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
@@ -212,13 +212,13 @@ gone as (
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule, null
     from gone
   returning lane, run_at
 ),
@@ -227,7 +227,7 @@ due as (
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
@@ -282,9 +282,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -332,13 +332,13 @@ gone as (
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, path)
   select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, case when delay <= 0 then statement_timestamp() end, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
     from gone
   returning lane, run_at
 ),
@@ -347,7 +347,7 @@ due as (
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
@@ -437,7 +437,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
@@ -449,10 +449,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -1181,12 +1181,12 @@ select null, $3::bigint[],
 
 -- citus_lanes.go: backApart
 insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, due_at)
 select j.id, u.run_at, j.created_at, j.claims, least(j.lost, u.most)::smallint, (case when u.reset then 0 else j.attempts + u.spent end)::smallint,
        j.max_attempts, j.priority, j.queue, j.kind, j.scope, j.key, j.payload, j.payload_bytes, j.metadata,
        case when u.error = '' then j.errors else
          case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
-       u.identity, u.line, j.lane_rule, nullif(u.path, '')
+       u.identity, u.line, j.lane_rule, nullif(u.path, ''), case when u.run_at < statement_timestamp() then statement_timestamp() end
   from onceq.jobs j
   join unnest($1::bigint[], $2::int[], $3::bigint[], $4::timestamptz[], $5::int[], $6::bool[], $7::int[], $8::text[], $9::bigint[], $10::text[], $11::text[])
     as u(id, claims, holder, run_at, most, reset, spent, error, identity, line, path) on u.id = j.id and u.claims = j.claims and u.holder = j.holder;
@@ -1506,11 +1506,11 @@ update onceq.jobs j set run_at = u.at, leased_until = null, holder = null
 
 -- citus_promoter.go: liveApart
 insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                        payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                        payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
 select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key,
        w.payload, w.payload_bytes, w.metadata, w.errors, w.identity,
        case when w.path = '' then null when w.path is null then w.lane when u.slotted then w.path || E'\x1f' || '@' else w.path end,
-       nullif(w.lane_rule, case when w.path = '' then 0 end)
+       nullif(w.lane_rule, case when w.path = '' then 0 end), coalesce(w.due_at, w.run_at)
   from onceq.job_waits w join unnest($1::bigint[], $2::timestamptz[], $3::bool[]) as u(id, at, slotted) on u.id = w.id;
 
 -- citus_promoter.go: lockApart
@@ -1534,7 +1534,7 @@ select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestam
  where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m);
 
 -- citus_promoter.go: moveOnApart
-update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at
+update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_at = u.at, due_at = coalesce(w.due_at, w.run_at)
   from unnest($1::bigint[], $2::text[], $3::text[], $4::timestamptz[]) as u(id, line, path, at)
  where w.id = any (array[u.id]);
 
@@ -1630,7 +1630,7 @@ update onceq.jobs j
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
 
 -- claim.go: claimInTurn
 with row as materialized (
@@ -1693,7 +1693,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
 -- claim.go: claimJobs
 with place as materialized (
@@ -1725,7 +1725,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
 -- claim.go: claimManyJobs
 with c as materialized (
@@ -1760,7 +1760,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
 -- claim.go: claimOne
 with c as materialized (
@@ -1783,7 +1783,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
 -- counts.go: readCounts
 with t as materialized (
@@ -2593,9 +2593,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from moved
 ),
 place as (
@@ -2721,7 +2721,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -2731,10 +2731,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from moved
 ),
 place as (
@@ -2875,9 +2875,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -3012,7 +3012,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
@@ -3024,10 +3024,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -3060,7 +3060,7 @@ with u as materialized (
 ),
 ready as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
@@ -3087,13 +3087,13 @@ gone as (
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule, null
     from gone
   returning lane, run_at
 ),
@@ -3102,7 +3102,7 @@ due as (
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
@@ -3157,9 +3157,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -3195,13 +3195,13 @@ gone as (
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, path)
   select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, case when delay <= 0 then statement_timestamp() end, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
     from gone
   returning lane, run_at
 ),
@@ -3210,7 +3210,7 @@ due as (
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
@@ -3300,7 +3300,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
@@ -3312,10 +3312,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -3508,7 +3508,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
@@ -3520,10 +3520,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -3690,7 +3690,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -3700,10 +3700,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from moved
 ),
 place as (
@@ -4169,7 +4169,8 @@ names as materialized (
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
-       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
+       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
+       w.in_lane, w.in_limit, w.after_others
   from names n
  cross join lateral (
        select sum(x.waiting)::bigint as waiting, sum(x.retrying)::bigint as retrying, sum(x.leased)::bigint as leased, sum(x.running)::bigint as running,
@@ -4232,8 +4233,11 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
  cross join lateral (
-       select count(*) as blocked
-         from (select from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
+       select count(*) as blocked, coalesce(max(due) filter (where of = ''), 0) as in_lane, coalesce(max(due) filter (where of = '/'), 0) as in_limit,
+              coalesce(max(due) filter (where of = chr(31)), 0) as after_others
+         from (select case when starts_with(lane, E'\x1f') then chr(31) when lane like '/%' then '/' else '' end as of,
+                      (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1000000)::bigint as due
+                 from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue;
 
 -- inspect.go: statement
@@ -5463,7 +5467,7 @@ paid as (
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
@@ -5475,10 +5479,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $5::bigint * interval '1 microsecond' end, case when next then $6::bigint end
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $5::bigint * interval '1 microsecond' end, case when next then $6::bigint end
     from (select *, count(*) filter (where falls) over line as falling
             from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
@@ -5534,7 +5538,7 @@ select (select count(*) from call), (select count(*) from ours), (select array_a
        case when not exists (select from job where leased_until is not null) then set_config('synchronous_commit', 'off', true) end,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (select array_agg(distinct lane) as lanes from call where starts_with(lane, E'\x1f')) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
   left join job j on j.leased_until is not null;
@@ -6087,7 +6091,8 @@ changed as (
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
          run_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.run_at
                               when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end
+                              else least(j.run_at, m.due) end,
+         due_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.due_at end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
@@ -6135,7 +6140,8 @@ changed as (
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
          run_at        = case when not (m.parts & 2 > 0 and m.path = '') then j.run_at
                               when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end
+                              else least(j.run_at, m.due) end,
+         due_at        = case when not (m.parts & 2 > 0 and m.path = '') then j.due_at end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, m.parts & 2 > 0 and m.path = '' as timed, m.line
@@ -6180,7 +6186,8 @@ changed as (
          metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
          run_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.run_at
                               when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end
+                              else least(j.run_at, m.due) end,
+         due_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.due_at end
     from mine m
    where j.id = any (array[m.id])
   returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
@@ -6430,7 +6437,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -6440,10 +6447,10 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
@@ -6471,7 +6478,7 @@ select case when $4::bool and not exists (select from gone) then onceq.lease_los
                        and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0)),
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null;
 
 -- successors.go: completion next
@@ -6517,9 +6524,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
@@ -6537,7 +6544,7 @@ select case when $4::bool and not exists (select from gone) then onceq.lease_los
          where leased_until is null and exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), false,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null;
 
 -- successors.go: completion unkeyed
@@ -6577,9 +6584,9 @@ moved as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
@@ -6597,7 +6604,7 @@ select case when $4::bool and not exists (select from gone) then onceq.lease_los
          where leased_until is null and exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), false,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null;
 
 -- successors.go: giveBackFirst

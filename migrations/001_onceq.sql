@@ -106,6 +106,7 @@ create table {{.schema}}.jobs (
   errors        jsonb,                   -- of the latest failed attempts, oldest first
   identity      bigint,                  -- names its effects, see effectMark; null for created_at in microseconds
   progress      jsonb,                   -- of its latest run, if that had a beat: when it began, and what its handler reported
+  due_at        timestamptz,             -- of one that was let in after it waited in job_waits, until it is tried again: when it was due; null: at run_at
   lane          text collate "C",        -- family/name of its lane; null for none; with a limit, limit.go says what else
   lane_rule     smallint                 -- 1: a failed job leaves its place, 2: a dead or held one stops the lane, 3: both, 0: neither;
                                          -- and 4: the job is in job_members, so its end must be told; null: no lane, and not told
@@ -142,7 +143,8 @@ create table {{.schema}}.job_waits (
   payload_bytes bytea,
   metadata      jsonb,
   errors        jsonb,
-  identity      bigint
+  identity      bigint,
+  due_at        timestamptz              -- when it was due, where run_at is only its place; null: at run_at
 ) with (vacuum_truncate = off);
 -- The conditions hold for every row, as that of jobs_claim.
 create index job_waits_lane  on {{.schema}}.job_waits (lane, priority, run_at, id) where lane is not null;
@@ -647,15 +649,16 @@ begin
   ),
   job as (
     insert into {{.schema}}.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                                  payload, payload_bytes, metadata, errors, identity, lane_rule)
+                                  payload, payload_bytes, metadata, errors, identity, lane_rule, due_at)
     select id, greatest(run_at, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-           payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
+           payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0), coalesce(due_at, run_at)
       from moved
   ),
   passed as (
     update {{.schema}}.job_waits w
        set lane = coalesce(nullif(split_part(w.path, chr(31), 1), ''), split_part(w.path, chr(31), 2)),
-           path = nullif(w.path, split_part(w.path, chr(31), 1)), if_dead = null, run_at = greatest(w.run_at, statement_timestamp())
+           path = nullif(w.path, split_part(w.path, chr(31), 1)), if_dead = null, run_at = greatest(w.run_at, statement_timestamp()),
+           due_at = coalesce(w.due_at, w.run_at)
       from (select id from done where what = 'queues' offset 0) d where w.id = any (array[d.id])
     returning w.lane, w.run_at
   ),

@@ -4,7 +4,7 @@
 //	q, err := onceq.New(pool, tel.Config(nil))             // producer spans, metrics
 //	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
 //		tel.Handlers(welcome.Handle(send), bill.HandleTx(charge))...) // consumer spans
-//	_, err = tel.Watch(q)                                  // depth and age of the queues
+//	_, err = tel.Watch(q)                                  // queues, workers, limits, pauses, findings
 //
 // # Traces
 //
@@ -60,16 +60,35 @@
 //	onceq.effects.uncertain      counter    it is not known whether it happened
 //	onceq.rows.reaped            counter    by onceq.rows, the type of rows
 //	onceq.background.errors      counter    by onceq.work: claim, look, rescan, promote, extend, finish, announce, listen, presence, count, reap
-//	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock
+//	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock and by onceq.reason
 //	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome; each job of a batch has those of the batch
 //	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 1,000
-//	onceq.queue.oldest.age       gauge      seconds since the oldest unclaimed job became due
+//	onceq.queue.capped           gauge      1 if a depth of the queue may be too small because counting stopped, otherwise 0
+//	onceq.queue.oldest.age       gauge      seconds since the oldest job became due that nobody has, by onceq.reason
+//	onceq.workers                gauge      live workers that serve a queue
+//	onceq.workers.slots          gauge      how many jobs of a queue these can run at once
+//	onceq.workers.stale          gauge      workers that were not heard of for three minutes, and did not end
+//	onceq.paused.age             gauge      seconds since a queue or a kind was paused
+//	onceq.limit.jobs             gauge      jobs of a limit by onceq.limit and onceq.state (live, waiting, delayed); counted up to 1,000
+//	onceq.limit.capacity         gauge      how many of them may be live at once; none for a rate alone
+//	onceq.limit.oldest.age       gauge      seconds for which the oldest due job has waited for a limit
+//	onceq.health.findings        gauge      what Queue.Health finds, by onceq.finding (Finding.What) and onceq.severe
+//
+// A job waits from when it is due, whatever holds it. onceq.reason says what it waits for: a worker, its lane, its limit, or
+// other jobs ("jobs"). A job that was claimed has the reason for which it waited more than half of the time; if it waited in
+// several lines, that is the last of them. A tick of a schedule is a job of the queue onceqcron, so the age and the wait of that queue
+// say how late ticks are.
 //
 // The states of onceq.queue.depth are waiting, delayed, claimed_ahead, running, retrying, blocked (by a lane, a limit or other
-// jobs), dead and held. No job counts in two of them.
+// jobs), dead and held. No job counts in two of them. Of all but waiting and running a series is there only while there are such
+// jobs, and a reason's other than worker only while jobs wait for that. Of limits the first 50 are reported, by name.
 //
-// The metrics of the semantic conventions are reported as well, with messaging.system, messaging.operation.name,
-// messaging.destination.name (the queue) and error.type:
+// A collection reads what Stats, Workers, Pauses and Limits of onceq.Queue read, at most once in five seconds, and what Health
+// reads, at most once a minute. Each reads a bounded number of rows whatever the depth: of a queue some 1,000 for each priority,
+// and 1,001 that are blocked.
+//
+// With Config.Conventions the metrics of the semantic conventions are reported as well, which mostly say the same again, with
+// messaging.system, messaging.operation.name, messaging.destination.name (the queue) and error.type:
 //
 //	messaging.client.sent.messages        counter    jobs passed to Enqueue and its variants, duplicates too
 //	messaging.client.consumed.messages    counter    jobs claimed
@@ -79,12 +98,12 @@
 // An EnqueueMany to several queues is timed without the destination. EnqueueInBatch is counted but not timed. Jobs that
 // are refused with an InvalidError before anything is sent are timed but not counted.
 //
-// Counters are reported from zero, not from their first event. Prometheus's increase() does not see the event with
-// which a counter begins, and the first dead job is the one you want to be told of. For kinds whose handlers go through
-// Handlers, the counters for the kind's queue begin there. Counters of other kinds and queues begin with the first
-// event of any type.
+// The counters of mismatches, dead and held jobs, lost leases, refused completions and uncertain effects are reported from zero, not
+// from their first event: Prometheus's increase() does not see the event with which a counter begins, and the first dead job is
+// the one you want to be told of. For kinds whose handlers go through Handlers they begin there; of other kinds and queues with
+// the first event of any type. The other counters begin with their first event.
 //
 // Prometheus's exporter writes a dot as an underscore and adds the unit and "total": onceq_jobs_enqueued_total,
-// onceq_job_wait_duration_seconds_bucket. The file dashboard.json is a Grafana dashboard of these metrics. The gauges
-// describe the database, so each process that watches reports the same: take max, not sum.
+// onceq_job_wait_duration_seconds_bucket. The file dashboard.json is a Grafana dashboard of these metrics, and alerts.yaml has
+// alert rules. The gauges describe the database, so each process that watches reports the same: take max, not sum.
 package onceqotel

@@ -3,8 +3,6 @@ package onceqotel
 import (
 	"context"
 	"errors"
-	"reflect"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +20,7 @@ const (
 	queueKey   = attribute.Key("onceq.queue")
 	kindKey    = attribute.Key("onceq.kind")
 	stateKey   = attribute.Key("onceq.state")
+	reasonKey  = attribute.Key("onceq.reason")
 	outcomeKey = attribute.Key("onceq.outcome")
 	rowsKey    = attribute.Key("onceq.rows")
 	workKey    = attribute.Key("onceq.work")
@@ -54,11 +53,10 @@ var counters = map[onceq.EventType]struct{ name, unit, description string }{
 	onceq.EventBackground: {"onceq.background.errors", "{error}", "Failures of work in the background, which is tried again."},
 }
 
-// Bucket boundaries, in seconds. A healthy queue makes jobs wait for milliseconds; a backlog or a backoff can take
-// hours.
+// Bucket boundaries, in seconds. A healthy queue makes jobs wait for milliseconds; a backlog can take hours.
 var (
-	waitBuckets = []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 6 * 3600, 24 * 3600}
-	runBuckets  = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
+	waitBuckets = []float64{.01, .05, .25, 1, 5, 30, 120, 600, 3600, 6 * 3600}
+	runBuckets  = []float64{.01, .05, .25, 1, 5, 30, 120, 600, 3600}
 
 	// These boundaries come from the conventions.
 	clientBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10}
@@ -77,7 +75,8 @@ type metrics struct {
 	counters  map[onceq.EventType]metric.Int64Counter
 	wait, run metric.Float64Histogram
 
-	// These are the metrics of the conventions.
+	// These are the metrics of the conventions, which are nil without conventions.
+	conventions         bool
 	sent, consumed      metric.Int64Counter
 	sending, processing metric.Float64Histogram
 
@@ -90,7 +89,7 @@ type metrics struct {
 const maxLabels = 10_000
 
 type label struct {
-	queue, kind, outcome, rows, work string
+	queue, kind, outcome, reason, rows, work string
 
 	// The conventions' metrics use it. They have no kind.
 	operation operation
@@ -113,12 +112,20 @@ func (m *metrics) init(meter metric.Meter) error {
 	}
 	var err error
 	m.wait, err = meter.Float64Histogram("onceq.job.wait.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(waitBuckets...),
-		metric.WithDescription("From when a job was due to when it was claimed, by the database's clock."))
+		metric.WithDescription("From when a job was due to when it was claimed, whatever held it, by the database's clock."))
 	errs = append(errs, err)
 	m.run, err = meter.Float64Histogram("onceq.job.run.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(runBuckets...),
 		metric.WithDescription("How long a handler took."))
 	errs = append(errs, err)
+	if m.conventions {
+		errs = append(errs, m.initConventions(meter))
+	}
+	m.options(label{})
+	return errors.Join(errs...)
+}
 
+func (m *metrics) initConventions(meter metric.Meter) error {
+	var errs []error
 	sent, err := messagingconv.NewClientSentMessages(meter)
 	errs = append(errs, err)
 	consumed, err := messagingconv.NewClientConsumedMessages(meter)
@@ -128,46 +135,30 @@ func (m *metrics) init(meter metric.Meter) error {
 	processing, err := messagingconv.NewProcessDuration(meter, metric.WithExplicitBucketBoundaries(runBuckets...))
 	errs = append(errs, err)
 	m.sent, m.consumed, m.sending, m.processing = sent.Inst(), consumed.Inst(), sending.Inst(), processing.Inst()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	m.options(label{})
-	for _, name := range []string{"claim", "look", "rescan", "promote", "extend", "finish", "announce", "listen", "presence", "count", "reap"} {
-		m.options(label{work: name})
-	}
-	reaped := reflect.TypeFor[onceq.Reaped]()
-	for i := range reaped.NumField() {
-		m.options(label{rows: strings.ToLower(reaped.Field(i).Name)})
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// zero makes the counters of a label begin at zero: Prometheus's increase() does not see the event with which a counter
-// begins.
+// firstCounts are the events of which one matters already.
+var firstCounts = []onceq.EventType{onceq.EventMismatch, onceq.EventDead, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventUncertain}
+
+// zero makes the counters of firstCounts begin at zero for a label: Prometheus's increase() does not see the event with which a
+// counter begins. The others begin with their first event.
 func (m *metrics) zero(l label, o *options) {
-	ctx := context.Background()
-	switch {
-	case l.operation != "" || l.outcome != "":
-	case l.rows != "":
-		m.counters[onceq.EventReaped].Add(ctx, 0, o.add...)
-	case l.work != "":
-		m.counters[onceq.EventBackground].Add(ctx, 0, o.add...)
-	case l.kind == "": // for work outside jobs
-		for _, t := range []onceq.EventType{onceq.EventMismatch, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventReplayed, onceq.EventUncertain} {
-			m.counters[t].Add(ctx, 0, o.add...)
+	if l.operation+operation(l.outcome+l.reason+l.rows+l.work) != "" {
+		return
+	}
+	for _, t := range firstCounts {
+		if l.kind != "" || t != onceq.EventDead { // work outside jobs does not die
+			m.counters[t].Add(context.Background(), 0, o.add...)
 		}
-	default:
-		for t, counter := range m.counters {
-			if t != onceq.EventReaped && t != onceq.EventBackground {
-				counter.Add(ctx, 0, o.add...)
-			}
-		}
-		m.consumed.Add(ctx, 0, m.options(label{queue: l.queue, operation: claim}).add...)
 	}
 }
 
 // hasSent reports jobs that were sent, or that were not because of err.
 func (m *metrics) hasSent(ctx context.Context, took time.Duration, jobs []onceq.Job, queue string, err error) {
+	if !m.conventions {
+		return
+	}
 	kind := ""
 	if err != nil {
 		kind, _ = errorType(err)
@@ -187,6 +178,9 @@ func (m *metrics) hasSent(ctx context.Context, took time.Duration, jobs []onceq.
 
 // hasProcessed reports an attempt.
 func (m *metrics) hasProcessed(ctx context.Context, took time.Duration, queue string, err error) {
+	if !m.conventions {
+		return
+	}
 	l := label{queue: queue, operation: process}
 	if onceq.IsFailure(err) {
 		l.errorType, _ = errorType(err)
@@ -212,10 +206,14 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 	counter.Add(ctx, 1, o.add...)
 	switch e.Type {
 	case onceq.EventClaimed:
-		m.wait.Record(ctx, e.Wait.Seconds(), o.record...)
-		m.consumed.Add(ctx, 1, m.options(label{queue: e.Queue, operation: claim}).add...)
+		l.reason = reasonOf(e)
+		m.wait.Record(ctx, e.Wait.Seconds(), m.options(l).record...)
+		l.reason = ""
+		if m.conventions {
+			m.consumed.Add(ctx, 1, m.options(label{queue: e.Queue, operation: claim}).add...)
+		}
 	case onceq.EventEnqueued, onceq.EventDuplicate, onceq.EventMismatch:
-		if e.Queue != "" && ctx.Value(producing{}) == nil { // jobs in the caller's batch: they are not timed
+		if m.conventions && e.Queue != "" && ctx.Value(producing{}) == nil { // jobs in the caller's batch: they are not timed
 			sent := label{queue: e.Queue, operation: send}
 			if e.Err != nil {
 				sent.errorType, _ = errorType(e.Err)
@@ -227,6 +225,28 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 		l.outcome = string(e.Type)
 		m.run.Record(ctx, e.Run.Seconds(), m.options(l).record...)
 	}
+}
+
+// What jobs wait for, as JobInfo.WaitsFor has it, and for a worker.
+const (
+	forWorker = "worker"
+	forLane   = "lane"
+	forLimit  = "limit"
+	forJobs   = "jobs"
+)
+
+// reasonOf says what a job that was claimed has waited for most of the time.
+func reasonOf(e onceq.Event) string {
+	if e.Held <= e.Wait/2 {
+		return forWorker
+	}
+	switch e.HeldBy {
+	case onceq.CauseLane:
+		return forLane
+	case onceq.CauseLimit:
+		return forLimit
+	}
+	return forJobs
 }
 
 func (m *metrics) options(l label) *options {
@@ -250,6 +270,7 @@ func (m *metrics) options(l label) *options {
 	text(queue, l.queue)
 	text(kindKey, l.kind)
 	text(outcomeKey, l.outcome)
+	text(reasonKey, l.reason)
 	text(rowsKey, l.rows)
 	text(workKey, l.work)
 	text(semconv.ErrorTypeKey, l.errorType)

@@ -25,6 +25,7 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqotel"
@@ -135,7 +136,8 @@ func (b *bench) sums() (map[string]int64, map[string][]string) {
 			case metricdata.Gauge[float64]:
 				for _, p := range d.DataPoints {
 					queue, _ := p.Attributes.Value("onceq.queue")
-					sums[m.Name+" "+queue.AsString()] = int64(p.Value)
+					reason, _ := p.Attributes.Value("onceq.reason")
+					sums[m.Name+" "+queue.AsString()+" "+reason.AsString()] = int64(p.Value)
 				}
 			}
 		}
@@ -162,18 +164,17 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		"onceq.jobs.claimed":        10, // ada and held twice; the other holder claims without telemetry
 		"onceq.jobs.completed":      1,
 		"onceq.jobs.failed":         3,
-		"onceq.jobs.deferred":       0,
 		"onceq.jobs.snoozed":        1,
 		"onceq.jobs.released":       1,
 		"onceq.jobs.dead":           1,
 		"onceq.jobs.cancelled":      2,
 		"onceq.jobs.held":           1, // with its effect
 		"onceq.leases.lost":         1,
-		"onceq.completions.refused": 1, "onceq.background.errors": 0,
-		"onceq.effects.replayed":  1,
-		"onceq.effects.uncertain": 2,
-		"onceq.job.wait.duration": 10,
-		"onceq.job.run.duration":  9, // one was given back before it ran
+		"onceq.completions.refused": 1,
+		"onceq.effects.replayed":    1,
+		"onceq.effects.uncertain":   2,
+		"onceq.job.wait.duration":   10,
+		"onceq.job.run.duration":    9, // one was given back before it ran
 	}, sums)
 	for name, keys := range keys {
 		if strings.HasPrefix(name, "messaging.") {
@@ -184,10 +185,10 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		switch name {
 		case "onceq.job.run.duration":
 			want = []string{"onceq.kind", "onceq.outcome", "onceq.queue"}
+		case "onceq.job.wait.duration":
+			want = []string{"onceq.kind", "onceq.queue", "onceq.reason"}
 		case "onceq.rows.reaped":
 			want = []string{"onceq.rows"}
-		case "onceq.background.errors":
-			want = []string{"onceq.work"}
 		}
 		require.Equal(t, want, keys, name)
 	}
@@ -266,8 +267,7 @@ func TestMetrics_OfTheConventions(t *testing.T) {
 		return nil
 	}))
 	require.Equal(t, map[string]int64{
-		"destination.name=mail,operation.name=claim,system=onceq":    7,
-		"destination.name=default,operation.name=claim,system=onceq": 0,
+		"destination.name=mail,operation.name=claim,system=onceq": 7,
 	}, b.points("messaging.client.consumed.messages"))
 	require.Equal(t, map[string]int64{
 		"destination.name=mail,operation.name=process,system=onceq":                                4, // includes the snooze
@@ -281,26 +281,26 @@ func TestMetrics_OfTheConventions(t *testing.T) {
 	require.EqualValues(t, 5, b.points("messaging.process.duration")["destination.name=mail,operation.name=process,system=onceq"], "a batch is one operation")
 }
 
-// increase() does not see the event with which a counter begins, so counters begin before it.
+// increase() does not see the event with which a counter begins, so those of which one matters begin before it. The others do
+// not: each series costs its keeper something.
 func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	sums, _ := b.sums()
-	for _, name := range []string{"onceq.jobs.held", "onceq.effects.uncertain", "onceq.rows.reaped"} { // work outside jobs, and the Reaper
+	for _, name := range []string{"onceq.jobs.held", "onceq.effects.uncertain"} { // work outside jobs
 		require.Contains(t, sums, name)
 	}
 	handlers := b.tel.Handlers(welcome.Handle(func(context.Context, *onceq.Lease, mail) error { return onceq.Fatal(errBoom) }))
 	const series = "onceq.kind=welcome,onceq.queue=mail"
-	for _, name := range []string{
-		"enqueued", "duplicates", "mismatches", "claimed", "completed", "failed", "deferred", "snoozed", "released", "dead", "cancelled", "held",
-	} {
+	for _, name := range []string{"mismatches", "dead", "held"} {
 		require.Equal(t, map[string]int64{series: 0}, only(b.points("onceq.jobs."+name), series), name)
+	}
+	for _, name := range []string{"enqueued", "duplicates", "claimed", "completed", "failed", "deferred", "snoozed", "released", "cancelled"} {
+		require.Empty(t, b.points("onceq.jobs."+name), name)
 	}
 	require.Contains(t, b.points("onceq.leases.lost"), series)
 	require.Contains(t, b.points("onceq.completions.refused"), series)
 	require.Contains(t, b.points("onceq.effects.uncertain"), series)
-	require.Contains(t, b.points("onceq.effects.replayed"), series)
-	require.Contains(t, b.points("messaging.client.consumed.messages"), "destination.name=mail,operation.name=claim,system=onceq")
 
 	b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
 	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{}, handlers...)
@@ -313,21 +313,19 @@ func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 	require.Contains(t, b.points("onceq.jobs.dead"), "onceq.kind=k,onceq.queue=default")
 }
 
-// Work in the background has a counter from the start, whichever fails first.
-func TestMetrics_BackgroundWorkBeginsAtZero(t *testing.T) {
+// The documentation names all work in the background that may fail.
+func TestMetrics_BackgroundWorkIsDocumented(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../health.go")
 	require.NoError(t, err)
 	doc, err := os.ReadFile("doc.go")
 	require.NoError(t, err)
 	documented := regexp.MustCompile(`onceq\.background\.errors .*`).FindString(string(doc))
-	want := map[string]int64{}
-	for _, m := range regexp.MustCompile(`&work\{"([a-z]+)"`).FindAllStringSubmatch(string(source), -1) {
-		want["onceq.work="+m[1]] = 0
+	works := regexp.MustCompile(`&work\{"([a-z]+)"`).FindAllStringSubmatch(string(source), -1)
+	require.NotEmpty(t, works)
+	for _, m := range works {
 		require.Contains(t, documented, m[1])
 	}
-	require.NotEmpty(t, want)
-	require.Equal(t, want, newBench(t).points("onceq.background.errors"))
 }
 
 func only(points map[string]int64, series string) map[string]int64 {
@@ -338,18 +336,6 @@ func only(points map[string]int64, series string) map[string]int64 {
 	}
 	delete(points, "")
 	return points
-}
-
-// Each type of rows that a reaper reports has a counter from the start.
-func TestMetrics_RowsThatAreReaped(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	before := b.points("onceq.rows.reaped")
-	b.everything()
-	require.NotEmpty(t, before)
-	for series := range b.points("onceq.rows.reaped") {
-		require.Contains(t, before, series)
-	}
 }
 
 // Jobs that a loop around Claim completes, with Complete or in a batch, are counted like a worker's, with their run
@@ -442,10 +428,10 @@ func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
 		sums, _ := b.sums()
 		require.EqualValues(t, 2, sums["onceq.queue.depth default waiting"])
 		require.EqualValues(t, 1, sums["onceq.queue.depth default delayed"])
-		require.EqualValues(t, 0, sums["onceq.queue.depth default dead"])
-		require.Contains(t, sums, "onceq.queue.depth default dead")
+		require.Contains(t, sums, "onceq.queue.depth default running")
+		require.NotContains(t, sums, "onceq.queue.depth default dead")
 		require.EqualValues(t, 1, sums["onceq.queue.depth other waiting"])
-		require.InDelta(t, 3600, sums["onceq.queue.oldest.age default"], 600)
+		require.InDelta(t, 3600, sums["onceq.queue.oldest.age default worker"], 600)
 	}
 	require.Positive(t, count.stats.Load())
 	require.LessOrEqual(t, count.stats.Load(), 1+int64(time.Since(began)/(5*time.Second)))
@@ -518,6 +504,56 @@ func TestWatch_AnErrorIsNotKept(t *testing.T) {
 	require.EqualValues(t, 1, sums["onceq.queue.depth default waiting"])
 }
 
+// What waits for a lane, a limit or another job is seen: for how long the oldest one has, and how long each one had.
+func TestMetrics_WhatJobsWaitFor(t *testing.T) {
+	t.Parallel()
+	const waits = 27 * time.Minute
+	b := newBench(t)
+	_, err := b.tel.Watch(b.q)
+	require.NoError(t, err)
+	ctx := t.Context()
+	jobs := map[string][2]onceq.Job{"lane": {{Lane: "f/x"}, {Lane: "f/x"}}, "limit": {{Limit: "l"}, {Limit: "l"}}, "jobs": {}}
+	var firsts []*onceq.Lease
+	for reason, pair := range jobs {
+		for i, job := range pair {
+			job.Kind, job.Queue = reason, reason
+			if reason == "jobs" && i == 1 {
+				job.After = []onceq.JobRef{{ID: firsts[len(firsts)-1].ID}}
+			}
+			b.enqueue(ctx, job)
+			if i == 0 {
+				leases, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: reason, Lease: 2 * waits}) // without telemetry
+				require.NoError(t, err)
+				firsts = append(firsts, leases...)
+			}
+		}
+	}
+	require.Len(t, firsts, 3)
+	b.Advance(waits)
+	sums, _ := b.sums()
+	for reason := range jobs {
+		require.GreaterOrEqual(t, sums["onceq.queue.oldest.age "+reason+" "+reason], int64(waits.Seconds()))
+		require.Zero(t, sums["onceq.queue.oldest.age "+reason+" worker"])
+		require.EqualValues(t, 1, sums["onceq.queue.depth "+reason+" blocked"])
+	}
+	for _, l := range firsts {
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	queues := make(map[string]onceq.QueueConfig)
+	var handlers []onceq.Handler
+	for reason := range jobs {
+		queues[reason] = onceq.QueueConfig{}
+		handlers = append(handlers, (&onceq.Kind[any]{Name: reason, Queue: reason}).Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
+	}
+	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{Queues: queues}, handlers...)
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(ctx, 0))
+	points := b.points("onceq.job.wait.duration")
+	for reason := range jobs {
+		require.EqualValues(t, 1, points["onceq.kind="+reason+",onceq.queue="+reason+",onceq.reason="+reason], "%v", points)
+	}
+}
+
 // scrape returns what Prometheus gets over HTTP after everything has happened.
 func scrape(t *testing.T) string {
 	b := newBench(t)
@@ -531,6 +567,34 @@ func scrape(t *testing.T) string {
 	_, err = b.tel.Watch(b.q)
 	require.NoError(t, err)
 	b.everything()
+	ctx := t.Context()
+	b.tel.Event(ctx, onceq.Event{Type: onceq.EventBackground, Name: "claim", Queue: "mail", Err: errBoom})
+	b.tel.Event(ctx, onceq.Event{Type: onceq.EventDeferred, Kind: "welcome", Queue: "mail", Err: errBoom})
+	b.tel.Event(ctx, onceq.Event{Type: onceq.EventReplayed, Kind: "welcome", Queue: "mail", Name: "mail"})
+	require.NoError(t, b.q.SetLimit(ctx, b.Pool, "provider", onceq.Limit{AtOnce: 1}))
+	for range 2 {
+		b.enqueue(ctx, onceq.Job{Kind: "limited", Limit: "provider"})
+	}
+	b.enqueue(ctx, onceq.Job{Kind: "nobody", Queue: "lonely"}) // a severe finding
+	b.enqueue(ctx, onceq.Job{Kind: "tick", Queue: "onceqcron"})
+	require.NoError(t, b.q.PauseKind(ctx, b.Pool, "welcome", ""))
+	require.NoError(t, b.q.PauseQueue(ctx, b.Pool, "mail", ""))
+	b.Advance(time.Hour) // which makes findings of both
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"mail": {}}}, welcome.Handle(func(context.Context, *onceq.Lease, mail) error { return nil }))
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(working) }()
+	defer func() {
+		stop()
+		require.NoError(t, <-ended)
+	}()
+	for workers := 0; workers == 0; time.Sleep(time.Millisecond) {
+		all, err := b.q.Workers(ctx, nil)
+		require.NoError(t, err)
+		workers = len(all)
+	}
 
 	server := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	defer server.Close()
@@ -543,19 +607,69 @@ func scrape(t *testing.T) string {
 	return string(body)
 }
 
-var series = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? `)
+var series = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? (\S+)`)
+var pair = regexp.MustCompile(`([a-z_]+)(=~|!=|=)"([^"]*)"`)
 
-// Every metric is exported to Prometheus, and the dashboard queries no other.
-func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
+// exports are the metrics of a scrape: their labels with all values of each.
+type exports map[string]map[string]map[string]bool
+
+func read(body string) exports {
+	all := make(exports)
+	for _, m := range series.FindAllStringSubmatch(body, -1) {
+		if all[m[1]] == nil {
+			all[m[1]] = make(map[string]map[string]bool)
+		}
+		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
+			if all[m[1]][p[1]] == nil {
+				all[m[1]][p[1]] = make(map[string]bool)
+			}
+			all[m[1]][p[1]][p[3]] = true
+		}
+	}
+	return all
+}
+
+var (
+	selector = regexp.MustCompile(`\b((?:onceq|messaging)_[a-z_]+)(\{[^}]*\})?`)
+	grouped  = regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`)
+)
+
+// check requires that all metrics, labels and values that an expression asks for are exported, and returns the metrics.
+func (e exports) check(t *testing.T, where, expr string) (asked []string) {
+	t.Helper()
+	labels := map[string]bool{"le": true}
+	for _, m := range selector.FindAllStringSubmatch(grouped.ReplaceAllString(expr, ""), -1) {
+		require.Contains(t, e, m[1], "%s asks for %s, which is not exported", where, m[1])
+		asked = append(asked, m[1])
+		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
+			require.Contains(t, e[m[1]], p[1], "%s: %s has no such label", where, m[1])
+			if p[2] == "=" {
+				require.Contains(t, e[m[1]][p[1]], p[3], "%s: %s has no such value of %s", where, m[1], p[1])
+			}
+		}
+		for label := range e[m[1]] {
+			labels[label] = true
+		}
+	}
+	require.NotEmpty(t, asked, where)
+	for _, m := range grouped.FindAllStringSubmatch(expr, -1) {
+		for label := range strings.SplitSeq(m[1], ", ") {
+			require.Contains(t, labels, label, "%s groups by what no metric of it has", where)
+		}
+	}
+	return asked
+}
+
+// Every metric is exported to Prometheus, the dashboard shows each, and the dashboard and the alert rules ask for no other
+// metric, label or value.
+func TestPrometheus_ScrapeDashboardAndAlerts(t *testing.T) {
 	t.Parallel()
 	body := scrape(t)
-	exported, ofConventions := map[string]bool{}, map[string]bool{}
-	for _, m := range series.FindAllStringSubmatch(body, -1) {
-		switch {
-		case strings.HasPrefix(m[1], "onceq_"):
-			exported[m[1]] = true
-		case strings.HasPrefix(m[1], "messaging_"):
-			ofConventions[m[1]] = true
+	exported := read(body)
+	for name := range exported {
+		if !strings.HasPrefix(name, "onceq_") {
+			require.NotContains(t, name, "messaging_", "only with Config.Conventions")
+			delete(exported, name)
 		}
 	}
 	for _, name := range []string{
@@ -565,51 +679,83 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 		"onceq_effects_replayed_total", "onceq_effects_uncertain_total", "onceq_rows_reaped_total", "onceq_background_errors_total",
 		"onceq_job_wait_duration_seconds_bucket", "onceq_job_wait_duration_seconds_sum", "onceq_job_wait_duration_seconds_count",
 		"onceq_job_run_duration_seconds_bucket", "onceq_job_run_duration_seconds_sum", "onceq_job_run_duration_seconds_count",
-		"onceq_queue_depth", "onceq_queue_oldest_age_seconds",
+		"onceq_queue_depth", "onceq_queue_capped", "onceq_queue_oldest_age_seconds", "onceq_workers", "onceq_workers_slots", "onceq_workers_stale",
+		"onceq_paused_age_seconds", "onceq_limit_jobs", "onceq_limit_capacity", "onceq_limit_oldest_age_seconds", "onceq_health_findings",
 	} {
-		require.True(t, exported[name], "%s is missing", name)
+		require.Contains(t, exported, name)
 	}
-	require.Len(t, exported, 26)
+	require.Len(t, exported, 35)
 	require.Regexp(t, `(?m)^onceq_jobs_completed_total\{[^}]*onceq_kind="welcome",onceq_queue="mail"[^}]*\} 1$`, body)
 	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="held"[^}]*\} 1$`, body)
-	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="blocked"[^}]*\} 0$`, body)
-	require.Regexp(t, `(?m)^messaging_process_duration_seconds_sum\{[^}]*messaging_destination_name="mail"`, body)
+	require.Regexp(t, `(?m)^onceq_workers\{[^}]*onceq_queue="mail"[^}]*\} 1$`, body)
+	require.Regexp(t, `(?m)^onceq_workers\{[^}]*onceq_queue="lonely"[^}]*\} 0$`, body)
+	require.Regexp(t, `(?m)^onceq_limit_capacity\{[^}]*onceq_limit="provider"[^}]*\} 1$`, body)
+	require.Regexp(t, `(?m)^onceq_health_findings\{[^}]*onceq_finding="waiting"[^}]*onceq_severe="true"[^}]*\} [1-9]`, body)
 	require.False(t, strings.Contains(body, "welcome:"), "a key is in it")
+	for _, m := range series.FindAllStringSubmatch(body, -1) {
+		if strings.HasSuffix(m[1], "_total") && m[3] == "0" {
+			require.Regexp(t, "mismatches|dead|held|lost|refused|uncertain", m[1], "a series that says nothing")
+		}
+	}
 
-	raw, err := os.ReadFile("dashboard.json")
-	require.NoError(t, err)
-	type panel struct {
+	shown := map[string]bool{}
+	for _, p := range dashboard(t).Panels {
+		for _, target := range p.Targets {
+			for _, name := range exported.check(t, "panel "+p.Title, target.Expr) {
+				shown[name] = true
+			}
+		}
+		if p.Title == "Depth" {
+			require.Contains(t, p.Description, "1,000.", "onceq.StatsCap")
+			require.Equal(t, 1_000, onceq.StatsCap)
+		}
+	}
+	for name := range exported {
+		if !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_count") {
+			require.True(t, shown[name], "no panel shows %s", name)
+		}
+	}
+	for name, expr := range alerts(t) {
+		exported.check(t, name, expr)
+	}
+}
+
+type board struct {
+	Panels []struct {
 		Title, Description string
 		Targets            []struct{ Expr string }
 	}
-	var dashboard struct {
-		Title  string
-		Panels []panel
-	}
-	require.NoError(t, json.Unmarshal(raw, &dashboard))
-	asked := map[string]bool{}
-	labels := regexp.MustCompile(`(onceq_(queue|kind|state|outcome|rows|work)|messaging_destination_name|messaging_system)\b`)
-	for _, p := range dashboard.Panels {
-		for _, target := range p.Targets {
-			names := regexp.MustCompile(`(onceq|messaging)_[a-z_]+`).FindAllString(target.Expr, -1)
-			require.NotEmpty(t, names, p.Title)
-			for _, name := range names {
-				if labels.FindString(name) == name {
-					continue
-				}
-				require.True(t, exported[name] || ofConventions[name], "panel %q asks for %s, which is not exported", p.Title, name)
-				asked[name] = true
+}
+
+func dashboard(t *testing.T) (d board) {
+	raw, err := os.ReadFile("dashboard.json")
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(raw, &d))
+	return d
+}
+
+// alerts returns the expression of each alert rule.
+func alerts(t *testing.T) map[string]string {
+	raw, err := os.ReadFile("alerts.yaml")
+	require.NoError(t, err)
+	var file struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr, For string
+				Labels           map[string]string
+				Annotations      map[string]string
 			}
 		}
 	}
-	require.False(t, asked["onceq_job_run_duration_seconds_sum"], "each job of a batch has the time of the batch, so this is not how many handlers are busy")
-	depth := dashboard.Panels[slices.IndexFunc(dashboard.Panels, func(p panel) bool { return p.Title == "Depth" })]
-	require.Contains(t, depth.Targets[0].Expr, "blocked")
-	require.Contains(t, depth.Description, "1,000.", "onceq.StatsCap")
-	require.Equal(t, 1_000, onceq.StatsCap)
-	for name := range exported {
-		if !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_count") {
-			require.True(t, asked[name], "no panel shows %s", name)
+	require.NoError(t, yaml.Unmarshal(raw, &file))
+	rules := make(map[string]string)
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			require.Contains(t, []string{"page", "ticket"}, r.Labels["severity"], r.Alert)
+			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
+			rules[r.Alert] = r.Expr
 		}
 	}
+	require.NotEmpty(t, rules)
+	return rules
 }

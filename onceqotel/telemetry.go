@@ -22,6 +22,10 @@ type Config struct {
 	// Propagator writes a span's context into a job's metadata and reads it there. Default otel.GetTextMapPropagator(),
 	// or propagation.TraceContext if none is set.
 	Propagator propagation.TextMapPropagator
+
+	// Conventions reports the metrics of OpenTelemetry's semantic conventions (messaging.*) as well. They say again, in the
+	// names of all messaging systems, what the metrics of onceq say.
+	Conventions bool
 }
 
 // Telemetry makes spans and metrics of what happens to the jobs of one queue. It is an onceq.Hook. It is safe for
@@ -47,6 +51,7 @@ func New(cfg Config) (*Telemetry, error) {
 		meter:      cfg.MeterProvider.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL)),
 		propagator: cfg.Propagator,
 	}
+	t.metrics.conventions = cfg.Conventions
 	return t, t.metrics.init(t.meter)
 }
 

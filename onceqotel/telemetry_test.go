@@ -37,6 +37,7 @@ func newBench(t *testing.T, opts ...queuetest.Option) *bench {
 		TracerProvider: b.trace,
 		MeterProvider:  metric.NewMeterProvider(metric.WithReader(b.read)),
 		Propagator:     propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
+		Conventions:    true,
 	})
 	require.NoError(t, err)
 	b.tel = tel

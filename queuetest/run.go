@@ -170,10 +170,10 @@ func (db *DB) Advance(d time.Duration, columns ...string) {
 	}
 	statement := `
 with jobs as (
-  update onceq.jobs set created_at = created_at` + by + `, run_at = run_at` + by + `, leased_until = leased_until` + by + `, identity = ` + identity + `, errors = ` + errors + `
+  update onceq.jobs set created_at = created_at` + by + `, run_at = run_at` + by + `, due_at = due_at` + by + `, leased_until = leased_until` + by + `, identity = ` + identity + `, errors = ` + errors + `
 ),
 waits as (
-  update onceq.job_waits set created_at = created_at` + by + `, run_at = run_at` + by + `, identity = ` + identity + `, errors = ` + errors + `
+  update onceq.job_waits set created_at = created_at` + by + `, run_at = run_at` + by + `, due_at = due_at` + by + `, identity = ` + identity + `, errors = ` + errors + `
 ),
 rates as (
   update onceq.limit_rates set free_at = free_at` + by + `, paid_at = paid_at` + by + `

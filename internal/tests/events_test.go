@@ -525,3 +525,80 @@ func TestEvents_NoPayloadOrResultInTheLog(t *testing.T) {
 		require.NotContains(t, line, secret)
 	}
 }
+
+// A job's wait counts from when it was due, whatever held it, and Stats knows how long it has waited for that.
+func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
+	t.Parallel()
+	const waits = 27 * time.Minute
+	for name, c := range map[string]struct {
+		jobs func(first int64) []onceq.Job // the second
+		job  onceq.Job
+		by   onceq.Cause
+	}{
+		"a lane":               {job: onceq.Job{Lane: "f/x"}, by: onceq.CauseLane},
+		"a limit":              {job: onceq.Job{Limit: "l"}, by: onceq.CauseLimit},
+		"a lane and a limit":   {job: onceq.Job{Lane: "f/x", Limit: "l"}, by: onceq.CauseLimit},
+		"another job":          {jobs: func(id int64) []onceq.Job { return []onceq.Job{{After: []onceq.JobRef{{ID: id}}}} }, by: onceq.CauseAfter},
+		"another job and lane": {jobs: func(id int64) []onceq.Job { return []onceq.Job{{After: []onceq.JobRef{{ID: id}}, Lane: "f/x"}} }, by: onceq.CauseLane},
+		"a worker":             {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			seen := &eventLog{}
+			q, err := onceq.New(db.Pool, &onceq.Config{Hook: seen})
+			require.NoError(t, err)
+			c.job.Kind = "k"
+			first := must[onceq.Result](t)(q.Enqueue(t.Context(), db.Pool, c.job))
+			second := []onceq.Job{c.job}
+			if c.jobs != nil {
+				second = c.jobs(first.ID)
+				second[0].Kind = "k"
+			}
+			must[[]onceq.Result](t)(q.EnqueueMany(t.Context(), db.Pool, second))
+			leases := must[[]*onceq.Lease](t)(q.Claim(t.Context(), onceq.ClaimOptions{Lease: 2 * waits}))
+			require.Len(t, leases, 1)
+			db.Advance(waits)
+			stats := must[[]onceq.QueueStats](t)(q.Stats(t.Context()))
+			require.NoError(t, leases[0].Complete(t.Context(), nil))
+			runs := 0
+			w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, (&onceq.Kind[any]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, any) error {
+				if runs++; runs == 1 {
+					return onceq.RetryAfter(time.Hour, errors.New("once more"))
+				}
+				return nil
+			}))
+			require.NoError(t, err)
+			require.NoError(t, w.Drain(t.Context(), 0))
+			db.Advance(time.Hour)
+			require.NoError(t, w.Drain(t.Context(), 0))
+			require.Equal(t, 2, runs)
+			var claims []onceq.Event
+			for _, e := range seen.events {
+				if e.Type == onceq.EventClaimed {
+					claims = append(claims, e)
+				}
+			}
+			require.Len(t, claims, 3)
+			require.GreaterOrEqual(t, claims[1].Wait, waits)
+			require.Equal(t, c.by, claims[1].HeldBy)
+			ages := map[onceq.Cause]time.Duration{onceq.CauseLane: stats[0].OldestInLane, onceq.CauseLimit: stats[0].OldestInLimit, onceq.CauseAfter: stats[0].OldestAfter}
+			if c.by == "" {
+				require.Zero(t, claims[1].Held)
+				require.GreaterOrEqual(t, stats[0].Oldest, waits)
+			} else {
+				require.GreaterOrEqual(t, claims[1].Held, waits)
+				require.LessOrEqual(t, claims[1].Held, claims[1].Wait)
+				require.Zero(t, stats[0].Oldest)
+			}
+			waiting := time.Duration(0) // for one of the three, and only for one
+			for _, age := range ages {
+				waiting += age
+			}
+			require.Equal(t, c.by != "", waiting >= waits, "%v", ages)
+			// What it waited for before its first attempt does not count for the second.
+			require.Equal(t, 2, claims[2].Attempt)
+			require.Less(t, claims[2].Wait, waits)
+		})
+	}
+}
