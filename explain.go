@@ -759,12 +759,22 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	before = min(before, StatsCap)
-	if running >= slots {
-		e.add(Reason{
+	stuck, stuckKinds := stuckIn(able, j.Queue)
+	if running+stuck >= slots {
+		r := Reason{
 			Cause: CauseFull, Running: running, Slots: slots,
 			Text:   fmt.Sprintf("the workers of queue %q are busy: %s %d of its jobs and can run %d at once", j.Queue, numbered(len(able), "worker has", "workers have"), running, slots),
 			Advice: "start more workers, or raise the concurrency of the queue, if that goes on",
-		})
+		}
+		switch {
+		case stuck > 0:
+			r.Text += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended", numbered(stuck, "slot is", "slots are"), stuckKinds)
+			r.Advice = endStuck
+		case bound(able, j.Queue):
+			r.Text += ", as their pools allow it"
+			r.Advice = "raise the pools' MaxConns, or start more processes, if that goes on: more concurrency does not help"
+		}
+		e.add(r)
 	}
 	if before > 0 {
 		count := fmt.Sprint(before)

@@ -108,7 +108,12 @@ func (q *Queue) UnholdAll(ctx context.Context) error { return q.unholdAll(ctx, q
 // HealthAt is Health with other limits: for the age of snapshots, for dead rows, for the bytes of an index, and for
 // waiting.
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
-	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting, hang: waiting})
+	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting, hang: waiting, question: time.Minute})
+}
+
+// HealthWithin is Health with another time limit for each question.
+func (q *Queue) HealthWithin(ctx context.Context, question time.Duration) ([]Finding, error) {
+	return q.health(ctx, healthLimits{snapshot: time.Hour, dead: 1 << 40, index: 1 << 40, waiting: time.Hour, hang: time.Hour, question: question})
 }
 
 // ExplainAt is Explain with another limit for the age of snapshots.
@@ -214,7 +219,7 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 	processConns.mu.Lock()
 	own := processConns.all[q.pool]
 	processConns.mu.Unlock()
-	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx}}
+	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx}, gaveUp: func() {}}
 	b.extend([]*task{{lease: l}})
 }
 

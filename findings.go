@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -56,10 +57,43 @@ func (x *examination) queues(ctx context.Context) error {
 				}
 				s.Leased, s.Retrying = n, max(0, s.Retrying-n)
 			}
+			if x.drained == nil {
+				if err := x.drains(ctx); err != nil {
+					return err
+				}
+			}
 			x.waiting(s, kindPaused)
 		}
 	}
 	return nil
+}
+
+// drainedIn is for how many minutes drains looks at what workers have counted.
+const drainedIn = 5
+
+// drains reads how many jobs of each queue have ended in the last minutes.
+func (x *examination) drains(ctx context.Context) error {
+	counts, err := x.q.Counts(ctx, x.q.pool, CountFilter{Minutes: drainedIn})
+	x.drained = make(map[string]int)
+	for _, c := range counts {
+		all := c.Last(drainedIn)
+		x.drained[c.Queue] = all.Completed + all.Dead
+	}
+	return err
+}
+
+// drain says at which rate a queue drains, and how long that takes.
+func (x *examination) drain(s QueueStats) string {
+	ended, plus := x.drained[s.Queue], ""
+	if ended == 0 {
+		return fmt.Sprintf("; none has ended in the last %d minutes", drainedIn)
+	}
+	if s.More {
+		plus = "at least "
+	}
+	wait := time.Duration(s.Waiting+s.Retrying+s.Leased) * drainedIn * time.Minute / time.Duration(ended)
+	return fmt.Sprintf("; %.3g a minute have ended in the last %d minutes, so without new jobs it is empty in %s%s",
+		float64(ended)/drainedIn, drainedIn, plus, max(time.Second, wait.Round(time.Second)))
 }
 
 // readInTransactions counts, among the first $2 due jobs of each priority, those whose leases have run out while their handlers'
@@ -112,6 +146,7 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 	if s.Retrying > 0 {
 		f.Detail += fmt.Sprintf(" and %d%s for another", s.Retrying, plus)
 	}
+	f.Since = x.ago(s.Oldest)
 	switch serving := len(x.serving(s.Queue)); {
 	case serving == 0:
 		f.Severe = true
@@ -126,7 +161,7 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 			f.Advice = "start one, or is the queue's name spelt wrong where the jobs are enqueued? The list of workers says what they serve"
 		}
 	case s.Leased > 0:
-		f.Detail += fmt.Sprintf(", and %d%s %s with workers", s.Leased, plus, either(s.Leased, "is", "are"))
+		f.Detail += fmt.Sprintf(", and %d%s %s with workers", s.Leased, plus, either(s.Leased, "is", "are")) + x.drain(s)
 		f.Advice = "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang"
 	default:
 		none := "none is running"
@@ -140,8 +175,53 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 			f.Severe = true
 		}
 	}
+	if serving := x.serving(s.Queue); len(serving) > 0 {
+		if n, kinds := stuckIn(serving, s.Queue); n > 0 {
+			f.Detail += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended", numbered(n, "slot is", "slots are"), kinds)
+			f.Advice = endStuck
+		} else if s.Leased > 0 && bound(serving, s.Queue) {
+			f.Detail += "; the workers' pool allows no more at once"
+			f.Advice = "if this grows, raise the pool's MaxConns, or start more processes: more Concurrency does not help"
+		}
+	}
 	x.found = append(x.found, f)
 }
+
+// stuck looks for workers whose slots are held by handlers that do not return, and for those that wait for connections, by what they wrote
+// into their rows. Of this process's own handlers, handlers says more.
+func (x *examination) stuck(context.Context) error {
+	host, _ := os.Hostname()
+	own := false
+	x.q.late.Range(func(_, _ any) bool { own = true; return false })
+	told := make(map[string]bool) // processes: workers of one have one pool
+	for _, w := range x.workers {
+		mine := w.Host == host && w.Process == os.Getpid()
+		for _, s := range w.Stuck {
+			if mine && own {
+				continue
+			}
+			one := WorkerInfo{Stuck: []StuckHandlers{s}}
+			slots, _ := stuckIn(x.workers, s.Queue)
+			all := 0
+			for _, o := range x.serving(s.Queue) {
+				all += o.Queues[s.Queue]
+			}
+			x.found = append(x.found, Finding{
+				What: "handler", Queue: s.Queue, Kind: s.Kind, JobID: s.Job, Since: s.Since, Severe: slots >= all,
+				Detail: fmt.Sprintf("in %s, %s", w.Where(), one.Trouble()), Advice: endStuck,
+			})
+		}
+		if w.starved() && !told[w.Where()] {
+			told[w.Where()] = true
+			x.add("pool", fmt.Sprintf("%s waits for connections of its pool of %d: %s in the last minute, added up", w.Where(), w.Pool.Conns, w.Pool.Wait.Round(time.Second)),
+				"raise the pool's MaxConns; inside HandleTx use its tx; and does the application give back what it acquires? More Concurrency does not help")
+		}
+	}
+	return nil
+}
+
+// endStuck is what to do about handlers that do not return.
+const endStuck = "end that process: its slots are free in the next one, and its jobs go to others; make the handlers return when their context ends"
 
 // headSize is how many due jobs of each priority are looked at.
 const headSize = 200
@@ -149,7 +229,7 @@ const headSize = 200
 // readHead gives, of the first $3 jobs of each priority that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
 // nobody has one that has been due for longer than $2.
 const readHead = `
-select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*),
+select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*), min(j.run_at),
        bool_or(j.run_at < statement_timestamp() - $2::bigint * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
   from unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -171,7 +251,8 @@ func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause)
 		var id *int64
 		var lost, n int
 		var late bool
-		if err := rows.Scan(&queue, &kind, &id, &lost, &n, &late); err != nil {
+		var since time.Time
+		if err := rows.Scan(&queue, &kind, &id, &lost, &n, &since, &late); err != nil {
 			return err
 		}
 		h := heads[queue]
@@ -193,7 +274,7 @@ func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause)
 		}
 		h.strange = true
 		f := Finding{
-			What: "kind", Queue: queue, Kind: kind, Severe: true, Meant: similar(kind, serving, func(w WorkerInfo) []string { return w.Kinds }),
+			What: "kind", Queue: queue, Kind: kind, Severe: true, Since: since, Meant: similar(kind, serving, func(w WorkerInfo) []string { return w.Kinds }),
 			Detail: fmt.Sprintf("jobs of kind %q are due in queue %q, and none of the workers that serve it has a handler for them", kind, queue),
 			Advice: "start a worker with a handler for it, or is the kind's name spelt wrong where the jobs are enqueued?",
 		}
@@ -269,7 +350,7 @@ select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
 			return err
 		}
 		x.found = append(x.found, Finding{
-			What: "lane", Severe: true,
+			What: "lane", Severe: true, Since: x.ago(time.Duration(seconds) * time.Second),
 			Detail: fmt.Sprintf("%s and perhaps others have waited for %s for a worker that lets their next jobs in, and none does", lineWords(lane), time.Duration(seconds)*time.Second),
 			Advice: "start a worker: each one that runs (Run, not Drain) does it for all lanes of the schema",
 		})
@@ -375,10 +456,88 @@ func (x *examination) hangs(ctx context.Context) error {
 			more = "+"
 		}
 		x.found = append(x.found, Finding{
-			What: "hang", JobID: id,
+			What: "hang", JobID: id, Since: since,
 			Detail: fmt.Sprintf("%s is full: job %d has held it since %s, in %s, whose lease goes on, and %d%s %s", name, id, stamp(since), where, n, more, either(n, "job waits for it", "jobs wait for it")),
 			Advice: "a handler may hang: look at what that process does, and what it logged last; cancel the job, or end the process, and the others go on; give the kind a time limit (Timeout) that ends such a handler",
 		})
+		return nil
+	})
+}
+
+// slowLimit is from where on Health names a limit: so long at least until nobody waits for it any more.
+const slowLimit = time.Hour
+
+// readSlow reads the limits for which jobs have waited for longer than $1 and that somebody has set: how many wait, what it allows, and how
+// long the handlers of the first one's kind took on average in the last ten minutes, in seconds. It looks at the first 500 limits for
+// which jobs wait, and skips from one to the next.
+var readSlow = `
+with recursive line (lane, k) as (
+  (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
+  union all
+  select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
+    from line l where l.lane is not null and l.k < 500
+)
+select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
+  from line l
+ cross join lateral ` + waitingIn("l.lane", "1000") + ` w
+ cross join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per`) + ` s
+  left join lateral (
+       select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
+  left join lateral (
+       select sum(took)::float8 / nullif(sum(completed + failed + dead), 0) / 1000000 as took
+         from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
+ where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ order by l.lane`
+
+// slow looks for limits that allow so little that what waits for them takes hours.
+func (x *examination) slow(ctx context.Context) error {
+	return x.each(ctx, readSlow, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+		var lane string
+		var waiting, n int
+		var rate *int
+		var per *int64
+		var took float64
+		f := Finding{What: "slow_limit", Advice: "raise the limit, if what it protects bears more"}
+		if err := rows.Scan(&lane, &waiting, &f.Since, &n, &rate, &per, &took); err != nil {
+			return err
+		}
+		seconds, limit := float64(waiting)*took/float64(n), Limit{AtOnce: n}
+		if n >= noCap {
+			seconds, limit = 0, Limit{}
+		}
+		if rate != nil {
+			limit.Rate, limit.Per = *rate, time.Duration(*per)*time.Microsecond
+			seconds = max(seconds, float64(waiting)*limit.Per.Seconds()/float64(*rate))
+		}
+		if seconds < slowLimit.Seconds() {
+			return nil
+		}
+		more := ""
+		if waiting == 1000 {
+			more = "+"
+		}
+		f.Detail = fmt.Sprintf("%d%s jobs wait for limit %q, which is %s: at today's rate, about %.3g an hour, that takes %s or more",
+			waiting, more, lane[1:], limit, float64(waiting)/seconds*3600, time.Duration(seconds)*time.Second)
+		x.found = append(x.found, f)
+		return nil
+	})
+}
+
+// reaper looks for what a Reaper would have removed long ago: what workers counted, which every installation has.
+func (x *examination) reaper(ctx context.Context) error {
+	const left = `
+select minute from onceq.job_counts
+ where minute < statement_timestamp() - $1::bigint * interval '1 microsecond' - interval '1 hour'
+ order by minute
+ limit 1`
+	return x.each(ctx, left, []any{countsKept.Microseconds()}, func(rows pgx.Rows) error {
+		var minute time.Time
+		if err := rows.Scan(&minute); err != nil {
+			return err
+		}
+		f := Finding{What: "reaper", Since: minute.Add(countsKept), Advice: "run a Reaper in one of the application's processes (NewReaper): without one the tables grow"}
+		f.Detail = "no Reaper has run since " + stamp(f.Since) + " or before: what workers counted until then is still there"
+		x.found = append(x.found, f)
 		return nil
 	})
 }

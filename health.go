@@ -29,7 +29,7 @@ type Finding struct {
 	Kind  string
 	JobID int64
 	Meant string    // the queue or kind that the misspelt one may be meant to be
-	Since time.Time // when it began, by the database's clock; zero if that is not known
+	Since time.Time // when it began, by the clock of who noticed; zero if that is not known
 }
 
 func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }
@@ -71,6 +71,7 @@ type healthLimits struct {
 	index    int64         // bytes of an index, if these are ten times what its live rows need
 	waiting  time.Duration // how long the oldest job has been due
 	hang     time.Duration // how long a job has run for which its lane's or limit's other jobs wait
+	question time.Duration // how long a question may take
 }
 
 // Health looks for what commonly slows down a queue on Postgres, and returns what it found; an empty result is good.
@@ -79,23 +80,66 @@ type healthLimits struct {
 // together with an error: if the database cannot be reached, Health knows nothing else. Each process knows only its own
 // background work.
 //
-// Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, of lanes and limits (500 of those that jobs
-// wait for, in the order of their names) and of groups (10,000), so it is cheap enough to call every minute. Who has just called Stats can give what it returned: then Health does not count again, and looks at
-// these queues only. Postgres shows the age of another role's transaction only to members of pg_read_all_stats; without that
+// Otherwise Health reads Postgres's own statistics and locks, what workers have counted in the last hour, and a bounded number of jobs of
+// each queue, of lanes and limits (500 of those that jobs wait for, in the order of their names) and of groups (10,000), so it is cheap
+// enough to call every minute. Who has just called Stats can give what it returned: then Health does not count again, and looks at
+// these queues only.
+//
+// Each question has five seconds. While somebody has the tables locked, Health names that session first ("lock"), gives the questions one
+// second each, and returns what it could find, without an error. Questions that have no answer for another reason are an error, together
+// with what was found. Postgres shows the age of another role's transaction only to members of pg_read_all_stats; without that
 // role, such sessions are not found.
 func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, error) {
-	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute, hang: 5 * time.Minute}, stats...)
+	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute, hang: 5 * time.Minute, question: 5 * time.Second}, stats...)
 }
 
 func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
 	x := examination{q: q, limits: limits, stats: stats, found: q.troubles.findings(), live: make(map[string]int64)}
-	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.versions, x.pauses, x.lanes, x.unset, x.hangs, x.groups, x.calls} {
-		if err := look(ctx); err != nil {
+	err := x.locks(ctx, lockOld)
+	if err != nil {
+		return x.found, err
+	}
+	var unanswered error
+	for _, look := range []func(context.Context) error{
+		x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.unset, x.slow, x.hangs, x.groups, x.calls,
+		x.reaper,
+	} {
+		switch err := x.within(ctx, look); {
+		case err == nil:
+		case ctx.Err() != nil || !noAnswer(err):
 			return x.found, err
+		default:
+			unanswered = cmp.Or(unanswered, err)
 		}
 	}
 	x.handlers()
-	return x.found, nil
+	if unanswered != nil && !x.locked {
+		err = x.locks(ctx, 0) // it may have come since
+	}
+	if x.locked {
+		return x.found, err
+	}
+	return x.found, unanswered
+}
+
+// within asks a question within its time. Once it is known that there are locks, each question has a fifth of that: most of them will
+// not be answered.
+func (x *examination) within(ctx context.Context, look func(context.Context) error) error {
+	limit := x.limits.question
+	if x.locked || x.late {
+		limit /= 5
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := look(ctx)
+	x.late = x.late || noAnswer(err)
+	return err
+}
+
+// noAnswer reports whether a question's time was over, or its wait for a lock.
+func noAnswer(err error) bool {
+	state := sqlstate.Of(err)
+	return errors.Is(err, context.DeadlineExceeded) || state == "55P03" || state == "57014"
 }
 
 // examination is one call of Health: each of its methods adds what it finds.
@@ -106,17 +150,79 @@ type examination struct {
 	stats   []QueueStats     // of the queues to look at; if there are none, queues fills it in
 	workers []WorkerInfo     // that run: queues fills it in, and versions uses it
 	live    map[string]int64 // rows of each table: tables fills it in, and indexes uses it
+	locked  bool             // somebody has tables locked, and was named
+	late    bool             // a question had no answer
+	drained map[string]int   // how many jobs of each queue have ended lately: drains fills it in
+	now     time.Time        // the database's, when the latest question was asked
 }
 
 func (x *examination) add(what, detail, advice string) {
 	x.found = append(x.found, Finding{What: what, Detail: detail, Advice: advice})
 }
 
+// ago gives a time by the database's clock, or zero if that was not read.
+func (x *examination) ago(d time.Duration) time.Time {
+	if x.now.IsZero() {
+		return x.now
+	}
+	return x.now.Add(-d)
+}
+
 func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
-	if err := x.q.send(ctx, x.q.pool, examining, statement, args, each(scan)); err != nil {
+	by := examining
+	by.clock = &x.now
+	if err := x.q.send(ctx, x.q.pool, by, statement, args, each(scan)); err != nil {
 		return fmt.Errorf("onceq: health: %w", err)
 	}
 	return nil
+}
+
+// locks looks for sessions whose transactions are older than given and that have tables of the schema locked so that others cannot use
+// them, or wait for such a lock: then the others wait behind them. It names them before everything else. Those of which the role
+// may not see how old their transactions are count as old.
+func (x *examination) locks(ctx context.Context, age time.Duration) error {
+	const locks = `
+select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
+       string_agg(distinct c.relname::text, ', '), min(l.mode), bool_and(l.granted),
+       case when not bool_and(l.granted) then array_to_string(pg_blocking_pids(l.pid), ', ') else '' end
+  from pg_locks l
+  join pg_class c on c.oid = l.relation
+  left join pg_stat_activity a on a.pid = l.pid
+ where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database())
+   and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   and c.relkind in ('r', 'p') and c.relnamespace = (select relnamespace from pg_class where oid = 'onceq.jobs'::regclass)
+   and l.pid is distinct from pg_backend_pid()
+   and (a.xact_start <= statement_timestamp() - $1::bigint * interval '1 microsecond') is not false
+ group by l.pid, a.usename, a.application_name, a.state, a.xact_start
+ order by bool_and(l.granted) desc, a.xact_start, 1
+ limit 5`
+	var all []Finding
+	err := x.each(ctx, locks, []any{age.Microseconds()}, func(rows pgx.Rows) error {
+		var pid int
+		var user, app, state, tables, mode, blockers string
+		var since *time.Time
+		var granted bool
+		if err := rows.Scan(&pid, &user, &app, &state, &since, &tables, &mode, &granted, &blockers); err != nil {
+			return err
+		}
+		f := Finding{What: "lock", Severe: true, Since: orZero(since)}
+		who := fmt.Sprintf("session %d (user %q, application %q, %s)", pid, user, app, state)
+		f.Advice = fmt.Sprintf("find out what it does; to end it: select pg_terminate_backend(%d)", pid)
+		if pid == 0 {
+			who, f.Advice = "a prepared transaction", "commit it or roll it back: pg_prepared_xacts has its name"
+		}
+		if f.Detail = fmt.Sprintf("%s has locked %s (%s)", who, tables, mode); !granted {
+			f.Detail = fmt.Sprintf("%s waits to lock %s (%s), for session %s", who, tables, mode, blockers)
+		}
+		if since != nil {
+			f.Detail += ", in a transaction that began at " + stamp(*since)
+		}
+		f.Detail += ": who needs these tables waits until it ends"
+		all = append(all, f)
+		return nil
+	})
+	x.found, x.locked = slices.Concat(all, x.found), x.locked || len(all) > 0
+	return err
 }
 
 // snapshots looks for the session with the oldest transaction that keeps vacuum from removing what finished since: it has a
@@ -243,7 +349,7 @@ func (x *examination) pauses(ctx context.Context) error {
 		if err := p.scan(rows); err != nil {
 			return err
 		}
-		x.found = append(x.found, Finding{What: "paused", Detail: p.String(), Advice: "resume it when the reason is over", Queue: p.Queue, Kind: p.Kind})
+		x.found = append(x.found, Finding{What: "paused", Detail: p.String(), Advice: "resume it when the reason is over", Queue: p.Queue, Kind: p.Kind, Since: p.Since})
 		return nil
 	})
 }
@@ -429,7 +535,7 @@ func (s *troubles) findings() []Finding {
 			where = fmt.Sprintf(" of queue %q", k.queue)
 		}
 		found = append(found, Finding{What: "background", Detail: fmt.Sprintf("%s%s has failed %d times since %s, most recently with: %v; meanwhile %s",
-			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), Advice: adviceFor(t.err)})
+			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), Advice: adviceFor(t.err), Queue: k.queue, Since: t.since})
 	}
 	return found
 }

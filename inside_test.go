@@ -400,6 +400,47 @@ func TestHealth_ASessionThatHasWrittenAndIdles(t *testing.T) {
 	require.WithinDuration(t, since, all[0].Since, 0)
 }
 
+// Somebody has a table locked. Health names the session before everything else, and returns what it finds without that table.
+func TestHealth_ATableThatIsLocked(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	_, err = tx.Exec(ctx, `lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs in access exclusive mode`)
+	require.NoError(t, err)
+	who := fmt.Sprintf("session %d (", tx.Conn().PgConn().PID())
+	names := func(found []onceq.Finding) bool {
+		return len(found) > 0 && found[0].What == "lock" && found[0].Severe && !found[0].Since.IsZero() && strings.HasPrefix(found[0].Detail, who+`user "`) &&
+			strings.Contains(found[0].Detail, "has locked jobs (AccessExclusiveLock), in a transaction that began at ")
+	}
+	require.Eventually(t, func() bool { // a lock that lasts less than a second is named if it keeps a question from an answer
+		found, err := db.Queue.HealthWithin(ctx, 100*time.Millisecond)
+		require.NoError(t, err)
+		return names(found)
+	}, 3*time.Minute, time.Millisecond)
+
+	// Who waits for such a lock keeps others waiting, too.
+	require.NoError(t, tx.Rollback(ctx))
+	reader, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = reader.Rollback(ctx) }()
+	_, err = reader.Exec(ctx, `select from `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs`)
+	require.NoError(t, err)
+	waits, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		_, _ = db.Pool.Exec(waits, `do $$ begin lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs; end $$`)
+	}()
+	require.Eventually(t, func() bool {
+		found, err := db.Queue.HealthWithin(ctx, time.Second)
+		require.NoError(t, err)
+		return len(found) > 0 && found[0].What == "lock" &&
+			strings.Contains(found[0].Detail, fmt.Sprintf("waits to lock jobs (AccessExclusiveLock), for session %d", reader.Conn().PgConn().PID()))
+	}, 3*time.Minute, time.Millisecond)
+}
+
 // A server that crashed has forgotten how many rows there are. A large index of many rows is not bloated.
 func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 	t.Parallel()

@@ -56,7 +56,8 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
 	}
-	r.presence = newPresence(w, id, quick{own, claimPatience}, db)
+	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, watch)
+	r.beats.gaveUp = r.presence.rouse
 	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
 	r.listener = newListener(w, id, own, r.woken)
 	r.claimer.listener = r.listener

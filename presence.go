@@ -43,6 +43,62 @@ type WorkerInfo struct {
 	Started time.Time      `json:"started"`
 	Seen    time.Time      `json:"seen"`  // when it last wrote its row, which it does once a minute
 	Stale   bool           `json:"stale"` // it has not for three minutes: it was killed, is frozen, or has lost the database
+
+	Stuck []StuckHandlers `json:"stuck,omitzero"` // what its slots are held by that does not return
+	Pool  WorkerPool      `json:"pool"`
+}
+
+// StuckHandlers are handlers of one kind in one queue that have not returned for a lease since their context ended. Each holds a slot of its
+// queue until it returns or its process ends.
+type StuckHandlers struct {
+	Queue string    `json:"queue"`
+	Kind  string    `json:"kind"`
+	Slots int       `json:"slots"` // that they hold
+	Job   int64     `json:"job"`   // of the first of them
+	Since time.Time `json:"since"` // when the first one's context ended, by the clock of its process
+}
+
+// WorkerPool is what a worker knows of the pool that its Queue has, which its handlers' transactions use.
+type WorkerPool struct {
+	Conns int           `json:"conns"`          // the pool's MaxConns
+	Bound []string      `json:"bound,omitzero"` // queues that could run more jobs at once if the pool were larger
+	Wait  time.Duration `json:"wait"`           // how long its process has waited for connections of the pool in the minute before Seen, added up; as JSON, in nanoseconds
+}
+
+// Trouble says in words which slots are held by handlers that do not return, and that the process waits for connections. It is empty
+// if there is nothing to say.
+func (w WorkerInfo) Trouble() string {
+	var all []string
+	for _, s := range w.Stuck {
+		all = append(all, fmt.Sprintf("%s of queue %q %s held since %s by handlers of kind %q that do not return although their context has ended",
+			numbered(s.Slots, "slot", "slots"), s.Queue, either(s.Slots, "is", "are"), stamp(s.Since), s.Kind))
+	}
+	if w.starved() {
+		all = append(all, fmt.Sprintf("its process waits for connections of its pool of %d: %s in a minute, added up", w.Pool.Conns, w.Pool.Wait.Round(time.Second)))
+	}
+	return strings.Join(all, "; ")
+}
+
+// starved says that at each moment of a minute somebody waited for a connection.
+func (w WorkerInfo) starved() bool { return w.Pool.Wait >= presentEvery }
+
+// stuckIn counts the slots of a queue that are held by handlers that do not return, and names their kinds.
+func stuckIn(workers []WorkerInfo, queue string) (slots int, kinds []string) {
+	for _, w := range workers {
+		for _, s := range w.Stuck {
+			if s.Queue == queue {
+				slots += s.Slots
+				kinds = append(kinds, s.Kind)
+			}
+		}
+	}
+	slices.Sort(kinds)
+	return slots, slices.Compact(kinds)
+}
+
+// bound reports whether workers could run more jobs of a queue at once if their pools were larger, or wait for connections.
+func bound(workers []WorkerInfo, queue string) bool {
+	return slices.ContainsFunc(workers, func(w WorkerInfo) bool { return w.starved() || slices.Contains(w.Pool.Bound, queue) })
 }
 
 // String says where the worker is, how many jobs of each of its queues it can run at once, and whether it is stale.
@@ -55,6 +111,9 @@ func (w WorkerInfo) String() string {
 	if w.Stale {
 		s += "; not seen since " + stamp(w.Seen)
 	}
+	if trouble := w.Trouble(); trouble != "" {
+		s += "; " + trouble
+	}
 	return s
 }
 
@@ -63,7 +122,7 @@ func (w WorkerInfo) Where() string { return fmt.Sprintf("process %d on %s", w.Pr
 
 const readWorkers = `
 select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,
-       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond', stuck::text, pool::text
   from onceq.workers
  order by host, process, started_at, id`
 
@@ -77,16 +136,19 @@ func (q *Queue) Workers(ctx context.Context, db DB) ([]WorkerInfo, error) {
 	err := q.send(ctx, db, asIs, readWorkers, []any{staleAfter.Microseconds()}, each(func(rows pgx.Rows) error {
 		var w WorkerInfo
 		var lease int64
-		var queues, kinds string
-		if err := rows.Scan(&w.ID, &w.Host, &w.Process, &w.Version, &w.Schema, &lease, &queues, &kinds, &w.Started, &w.Seen, &w.Stale); err != nil {
+		var queues, kinds, stuck, pool string
+		err := rows.Scan(&w.ID, &w.Host, &w.Process, &w.Version, &w.Schema, &lease, &queues, &kinds, &w.Started, &w.Seen, &w.Stale, &stuck, &pool)
+		if err != nil {
 			return err
 		}
 		w.Lease = time.Duration(lease) * time.Microsecond
-		if err := json.Unmarshal([]byte(queues), &w.Queues); err != nil {
-			return err
+		for raw, to := range map[string]any{queues: &w.Queues, kinds: &w.Kinds, stuck: &w.Stuck, pool: &w.Pool} {
+			if err := json.Unmarshal([]byte(raw), to); err != nil {
+				return err
+			}
 		}
-		if err := json.Unmarshal([]byte(kinds), &w.Kinds); err != nil {
-			return err
+		if len(w.Stuck) == 0 {
+			w.Stuck = nil
 		}
 		all = append(all, w)
 		return nil
@@ -103,21 +165,35 @@ type presence struct {
 	id   int64 // of the run
 	db   DB    // the worker's own
 	slow DB    // the same, for what may meet rows that somebody has locked
-	args []any // of writePresence
+	args []any // of writePresence: what stays as it is
+
+	tasks *taskSet
+	watch *poolWatch
+	again chan struct{} // has something when the row is to be written at once
+
+	// Only loop's goroutine uses these, once it runs.
+	pool    WorkerPool
+	waited  time.Duration // of the pool's, when pool.Wait was computed
+	counted time.Time     // when that was
 
 	stop    context.CancelFunc
 	writing sync.WaitGroup
 	written bool // or tried; only loop's goroutine writes it, and leave reads it after that has ended
 }
 
-func newPresence(w *Worker, id int64, db, slow DB) *presence {
+func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, watch *poolWatch) *presence {
+	stat := w.q.pool.Stat()
+	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, watch: watch, again: make(chan struct{}, 1),
+		pool: WorkerPool{Conns: int(stat.MaxConns())}, waited: stat.EmptyAcquireWaitTime(), counted: time.Now()}
 	queues := make(map[string]int, len(w.queues))
-	for name, c := range w.queues {
-		queues[name] = c.Concurrency
-	}
-	for _, h := range w.handlers {
-		for name, c := range w.queues {
-			queues[name] = max(queues[name], c.Concurrency*h.size) // a batch handler has several jobs
+	for _, name := range slices.Sorted(maps.Keys(w.queues)) {
+		n := w.queues[name].Concurrency
+		if w.pooledIn[name] && n >= usually(p.pool.Conns) {
+			p.pool.Bound = append(p.pool.Bound, name)
+		}
+		queues[name] = n
+		for _, h := range w.handlers {
+			queues[name] = max(queues[name], n*h.size) // a batch handler has several jobs
 		}
 	}
 	raw, _ := json.Marshal(queues) // a map of strings to numbers always encodes
@@ -125,9 +201,29 @@ func newPresence(w *Worker, id int64, db, slow DB) *presence {
 	if err != nil {
 		host = "unknown"
 	}
-	return &presence{q: w.q, id: id, db: db, slow: slow, args: []any{
-		id, host, os.Getpid(), libraryVersion(), SchemaVersion, w.lease.Microseconds(), string(raw), w.kinds,
-	}}
+	p.args = []any{id, host, os.Getpid(), libraryVersion(), SchemaVersion, w.lease.Microseconds(), string(raw), w.kinds}
+	return p
+}
+
+// rouse has the row written at once, because a handler was given up.
+func (p *presence) rouse() {
+	select {
+	case p.again <- struct{}{}:
+	default:
+	}
+}
+
+// row gives the arguments of writePresence.
+func (p *presence) row() []any {
+	if now := time.Now(); now.Sub(p.counted) >= presentEvery/2 { // what is written at once says what the row before it said
+		waited := p.q.pool.Stat().EmptyAcquireWaitTime()
+		p.pool.Wait, p.waited, p.counted = waited-p.waited, waited, now
+	}
+	pool := p.pool
+	pool.Wait += p.watch.full() // who waits still is not counted yet
+	stuck, _ := json.Marshal(append([]StuckHandlers{}, p.tasks.stuck()...))
+	raw, _ := json.Marshal(pool) // such types always encode
+	return append(slices.Clone(p.args), string(stuck), string(raw))
 }
 
 // libraryVersion is the version of this package that the program was built with.
@@ -146,9 +242,9 @@ func libraryVersion() string {
 }
 
 const writePresence = `
-insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, started_at, seen_at)
-values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], statement_timestamp(), statement_timestamp())
-on conflict (id) do update set seen_at = excluded.seen_at
+insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, started_at, seen_at)
+values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb, statement_timestamp(), statement_timestamp())
+on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuck, pool = excluded.pool
 returning 1`
 
 // begin starts to write the row.
@@ -164,9 +260,9 @@ func (p *presence) begin(drain bool) {
 
 // loop writes the row once a minute, until ctx ends.
 func (p *presence) loop(ctx context.Context, first time.Duration) {
-	for wait := first; sleep(ctx, wait, nil); wait = presentEvery + rand.N(presentEvery/10) {
+	for wait := first; sleep(ctx, wait, p.again); wait = presentEvery + rand.N(presentEvery/10) {
 		p.written = true
-		err := p.q.guarded(ctx, p.db, writePresence, p.args, nil)
+		err := p.q.guarded(ctx, p.db, writePresence, p.row(), nil)
 		if err == nil {
 			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow))
 		}

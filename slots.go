@@ -267,13 +267,14 @@ func (c *connections) reserve(s *slots, own int64) bool {
 	}
 }
 
-// poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers' transactions
-// hold some of them: a handler that asks the pool for one more may then wait for handlers that do the same.
+// poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers run or wait for one: a
+// handler that asks the pool for one more may then wait for handlers that do the same, or for ever if the application gives none back.
 type poolWatch struct {
 	q       *Queue
 	tasks   *taskSet
 	conns   *connections
-	crowded atomic.Bool // that is so now; the executor says so in errors
+	crowded atomic.Bool  // that is so now; the executor says so in errors
+	from    atomic.Int64 // since when, in nanoseconds since processStart
 
 	// Only the beats' goroutine uses these.
 	acquired int64 // how many connections the pool had ever given out at the last look
@@ -281,16 +282,25 @@ type poolWatch struct {
 	said     time.Time
 }
 
+// full says for how long all connections have been in use without any that became free.
+func (p *poolWatch) full() time.Duration {
+	if !p.crowded.Load() {
+		return 0
+	}
+	return time.Since(processStart) - time.Duration(p.from.Load())
+}
+
 // look is called on every beat.
 func (p *poolWatch) look() {
 	const sayAgain = time.Minute
 	stat, now := p.q.pool.Stat(), time.Now()
 	held := p.conns.held.Load()
-	if held == 0 || stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != p.acquired {
+	if stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != p.acquired || held == 0 && !p.tasks.run() {
 		p.acquired, p.since = stat.AcquireCount(), now
 		p.crowded.Store(false)
 		return
 	}
+	p.from.Store(int64(p.since.Sub(processStart)))
 	p.crowded.Store(true)
 	if now.Sub(p.said) < sayAgain {
 		return
@@ -311,7 +321,7 @@ func (p *poolWatch) look() {
 	}
 	slices.Sort(kinds)
 	p.q.log.Warn("onceq: all connections of the pool are in use and none becomes free; a handler that asks the pool for one waits."+
-		" Inside HandleTx use its tx, raise the pool's MaxConns, or lower QueueConfig.Concurrency",
+		" Inside HandleTx use its tx; give back what the application has acquired; raise the pool's MaxConns, or lower QueueConfig.Concurrency",
 		slog.Int("connections", int(stat.MaxConns())), slog.Int("by handlers' transactions", int(held)),
 		slog.String("handlers", strings.Join(kinds, ", ")), slog.Duration("for", now.Sub(p.since)))
 }

@@ -139,6 +139,47 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 	}
 }
 
+// run reports whether a handler runs, or waits for a connection.
+func (s *taskSet) run() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.all {
+		if t.ctx != nil && !t.finishing {
+			return true
+		}
+	}
+	return false
+}
+
+// stuck says which slots are held by handlers that were given up and have not returned.
+func (s *taskSet) stuck() []StuckHandlers {
+	all := make(map[tallied]*StuckHandlers)
+	seen := make(map[*handlerContext]bool) // a batch handler has many tasks and one slot
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.all {
+		if !t.late || t.finishing || t.ctx == nil || seen[t.ctx] {
+			continue
+		}
+		seen[t.ctx] = true
+		key := tallied{t.lease.Queue, t.lease.Kind}
+		h, over := all[key], t.ctx.over()
+		if h == nil {
+			h = &StuckHandlers{Queue: key.queue, Kind: key.kind, Job: t.lease.ID, Since: over}
+			all[key] = h
+		}
+		if h.Slots++; over.Before(h.Since) {
+			h.Job, h.Since = t.lease.ID, over
+		}
+	}
+	var list []StuckHandlers
+	for _, h := range all {
+		list = append(list, *h)
+	}
+	slices.SortFunc(list, func(a, b StuckHandlers) int { return a.Since.Compare(b.Since) })
+	return list
+}
+
 // abandon is for the end of Run: it closes the connections of transactions whose handlers ignore their context, and names
 // their kinds. With commits it does the same to transactions that are being committed.
 func (s *taskSet) abandon(commits bool) (left error, committing bool) {

@@ -787,6 +787,7 @@ var built = map[string]string{
 	"readGroups":              readGroups,
 	"readStill":               readStill,
 	"readUnset":               readUnset,
+	"readSlow":                readSlow,
 	"readHangs":               readHangs,
 	"readStuck":               readStuck,
 	"readLimitOf":             readLimitOf,

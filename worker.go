@@ -214,6 +214,10 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 	return nil
 }
 
+// usually is how many connections of a pool of size handlers' transactions hold if the configuration does not say: the others are left
+// to the application.
+func usually(size int) int { return max(1, size-max(1, size/4)) }
+
 // tuneQueues fills in what the configuration leaves open, for a pool of size connections.
 func (w *Worker) tuneQueues(size int) error {
 	asked := 0
@@ -221,7 +225,7 @@ func (w *Worker) tuneQueues(size int) error {
 		if c.Concurrency < 0 || c.Concurrency > 10_000 {
 			return invalid("QueueConfig.Concurrency", "of %q is %d; 1 to 10,000 is possible", name, c.Concurrency)
 		}
-		switch usual := max(1, size-max(1, size/4)); {
+		switch usual := usually(size); {
 		case !w.pooledIn[name]:
 			c.Concurrency = cmp.Or(c.Concurrency, defaultConcurrency)
 		case c.Concurrency == 0:

@@ -2216,6 +2216,47 @@ select count(*)
 -- explain.go: whyNot
 select statement_timestamp();
 
+-- failing.go: readFailing
+with counted as materialized (
+  select queue, kind, minute, completed, failed + dead as bad,
+         max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
+    from onceq.job_counts
+   where minute >= statement_timestamp() - interval '1 hour'
+),
+failing as materialized (
+  select queue, kind, min(minute) filter (where bad > 0) as since, max(minute) as latest, sum(bad)::bigint as bad, sum(completed)::bigint as completed
+    from counted
+   where good is null or minute > good
+   group by queue, kind
+  having sum(bad) >= $1::int
+   order by sum(bad) desc, queue, kind
+   limit 20
+)
+select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coalesce(e.n, 0), coalesce(e.looked, 0)
+  from failing f
+  left join lateral (
+       select min(text) as text, count(*) as n, sum(count(*)) over ()::bigint as looked
+         from (select left(j.errors -> -1 ->> 'error', 300) as text
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      (select kind, errors from onceq.jobs
+                        where queue = f.queue and priority = p.priority and run_at > statement_timestamp() order by run_at, id limit 300)
+                      union all
+                      (select kind, errors from onceq.jobs
+                        where queue = f.queue and priority = p.priority and run_at <= statement_timestamp() order by run_at, id limit 300)) j
+                where j.kind = f.kind
+               union all
+               select left(h.errors -> -1 ->> 'error', 300)
+                 from (select kind, errors from onceq.job_history
+                        where queue = f.queue and state = 6 order by id desc limit 300) h
+                where h.kind = f.kind) e
+        where text <> ''
+        group by regexp_replace(text, '[0-9]+', '#', 'g')
+        order by 2 desc, 1
+        limit 1) e on true
+ where e.n > 0 or f.latest >= statement_timestamp() - interval '10 minutes'
+ order by f.bad desc, f.queue, f.kind;
+
 -- fence.go: holdFence
 update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
@@ -2362,7 +2403,7 @@ select h.lane, h.id, h.since, h.worker, w.waiting
  order by h.since, h.lane;
 
 -- findings.go: readHead
-select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*),
+select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*), min(j.run_at),
        bool_or(j.run_at < statement_timestamp() - $2::bigint * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
   from unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -2386,6 +2427,33 @@ select count(*)
  where j.leased_until <= statement_timestamp() and j.xmax = any (array(
            select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted));
 
+-- findings.go: readSlow
+with recursive line (lane, k) as (
+  (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
+  union all
+  select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
+    from line l where l.lane is not null and l.k < 500
+)
+select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
+  from line l
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, min(run_at) filter (where due) as oldest
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
+ cross join lateral (select s.lane, s.n, s.rate, s.per
+                 from onceq.lane_limits s
+                where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s
+  left join lateral (
+       select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
+  left join lateral (
+       select sum(took)::float8 / nullif(sum(completed + failed + dead), 0) / 1000000 as took
+         from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
+ where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ order by l.lane;
+
 -- findings.go: readUnset
 with recursive line (lane, k) as (
   (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
@@ -2404,6 +2472,12 @@ select l.lane, w.waiting
    and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and s.n is not null)
    and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
  order by l.lane;
+
+-- findings.go: reaper.left
+select minute from onceq.job_counts
+ where minute < statement_timestamp() - $1::bigint * interval '1 microsecond' - interval '1 hour'
+ order by minute
+ limit 1;
 
 -- finish.go: completeJobs
 with u as materialized (
@@ -3887,6 +3961,22 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
   from pg_replication_slots
  where age(xmin) > $2::bigint;
 
+-- health.go: locks.locks
+select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
+       string_agg(distinct c.relname::text, ', '), min(l.mode), bool_and(l.granted),
+       case when not bool_and(l.granted) then array_to_string(pg_blocking_pids(l.pid), ', ') else '' end
+  from pg_locks l
+  join pg_class c on c.oid = l.relation
+  left join pg_stat_activity a on a.pid = l.pid
+ where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database())
+   and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   and c.relkind in ('r', 'p') and c.relnamespace = (select relnamespace from pg_class where oid = 'onceq.jobs'::regclass)
+   and l.pid is distinct from pg_backend_pid()
+   and (a.xact_start <= statement_timestamp() - $1::bigint * interval '1 microsecond') is not false
+ group by l.pid, a.usename, a.application_name, a.state, a.xact_start
+ order by bool_and(l.granted) desc, a.xact_start, 1
+ limit 5;
+
 -- health.go: pauses.old
 select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name;
 
@@ -5212,14 +5302,14 @@ with gone as (delete from onceq.workers where id = $1::bigint) select 1;
 
 -- presence.go: readWorkers
 select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,
-       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond', stuck::text, pool::text
   from onceq.workers
  order by host, process, started_at, id;
 
 -- presence.go: writePresence
-insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, started_at, seen_at)
-values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], statement_timestamp(), statement_timestamp())
-on conflict (id) do update set seen_at = excluded.seen_at
+insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, started_at, seen_at)
+values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb, statement_timestamp(), statement_timestamp())
+on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuck, pool = excluded.pool
 returning 1;
 
 -- promoter.go: anyCalls

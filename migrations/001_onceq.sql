@@ -352,7 +352,9 @@ create table {{.schema}}.workers (
   host           text        not null,
   version        text        not null,              -- of the library
   queues         jsonb       not null,              -- queue: how many of its jobs the worker can run at once
-  kinds          text[]      not null
+  kinds          text[]      not null,
+  stuck          jsonb       not null default '[]', -- slots that are held by handlers that do not return, by queue and kind
+  pool           jsonb       not null default '{}'  -- how large the pool is, and how long it was waited for
 ) with (fillfactor = 50);
 
 -- What workers have counted in a minute. No job depends on it.
@@ -890,7 +892,8 @@ select case f.class when 0 then 'job' when 1 then 'application' when 2 then 'req
 
 -- Workers; stale: killed, frozen, or without the database.
 create view {{.schema}}.v_workers as
-select id, host, process, version, queues, kinds, started_at, seen_at, seen_at < statement_timestamp() - interval '3 minutes' as stale
+select id, host, process, version, queues, kinds, started_at, seen_at, seen_at < statement_timestamp() - interval '3 minutes' as stale,
+       stuck, pool
   from {{.schema}}.workers;
 
 -- What is paused: queues and kinds.

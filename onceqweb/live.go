@@ -431,7 +431,7 @@ func (s *state) sums(err error) map[string]uint64 {
 		_, _ = fmt.Fprintf(&all, "%+v %v;", q, s.Counted[q.Queue].Last(1))
 	}
 	for _, w := range s.Workers {
-		_, _ = fmt.Fprintf(&all, "%d %v;", w.ID, w.Stale)
+		_, _ = fmt.Fprintf(&all, "%d %v %s;", w.ID, w.Stale, w.Trouble())
 	}
 	_, _ = fmt.Fprintf(&all, "%+v", s.Pauses)
 	return map[string]uint64{"overview": sum(all.String(), err != nil), "effects": sum(held.String(), err != nil)}

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,32 +23,49 @@ type finding struct {
 	What   string `json:"what"`
 	Detail string `json:"detail"`
 	Advice string `json:"advice,omitempty"`
+
+	// What it is about; left out where it is about something else, or where that is not known.
+	Queue string    `json:"queue,omitempty"`
+	Kind  string    `json:"kind,omitempty"`
+	Job   int64     `json:"job,omitempty"`
+	Since time.Time `json:"since,omitzero"`
 }
+
+// levels are those of findings, the worst first.
+var levels = []string{"bad", "warning", "ok"}
 
 func (a *app) doctorCommand() *cobra.Command {
 	var all bool
+	var level string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what is wrong, and what to do: begin here",
 		Long: `doctor looks at the connection, the versions, the tables, the plans, the server's settings and connections, at what slows the queues down,
 and at jobs that wait for a person. It says what it finds in words, with what to do. It changes nothing, and may run at any time.
-It exits with 7 if something needs attention.`,
+It exits with 7 if something needs attention. With --level bad that is only what keeps jobs from running or loses data, as for an alarm at night.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if level != "bad" && level != "warning" {
+				return usagef("--level is %q; it must be warning or bad", level)
+			}
 			if err := a.connect(cmd.Context(), false); err != nil {
 				return err
 			}
 			x := &examination{a: a}
-			if err := x.run(cmd.Context()); err != nil {
+			err := x.run(cmd.Context())
+			troubled := slices.ContainsFunc(x.found, func(f finding) bool { return f.Level == "bad" || f.Level == level })
+			if err != nil {
+				if troubled && !a.json {
+					a.tell(x.found, level, all)
+				}
 				return err
 			}
-			troubled := slices.ContainsFunc(x.found, func(f finding) bool { return f.Level != "ok" })
 			if a.json {
 				if err := a.printJSON(map[string]any{"ok": !troubled, "findings": x.found}); err != nil {
 					return err
 				}
 			} else {
-				a.tell(x.found, all)
+				a.tell(x.found, level, all)
 			}
 			if troubled {
 				return &exit{code: codeFindings}
@@ -55,33 +74,41 @@ It exits with 7 if something needs attention.`,
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "print what is fine, too")
+	cmd.Flags().StringVar(&level, "level", "warning", "what needs attention: warning and worse, or bad alone")
 	return cmd
 }
 
-// tell prints what needs attention first, the worst of it on top.
-func (a *app) tell(found []finding, all bool) {
-	fine := 0
-	for _, level := range []string{"bad", "warning", "ok"} {
+// tell prints what needs attention first, the worst of it on top. What is below the level needs none.
+func (a *app) tell(found []finding, level string, all bool) {
+	bad, fine, attention := 0, 0, true
+	for _, l := range levels {
 		for _, f := range found {
-			if f.Level != level {
+			if f.Level != l {
 				continue
 			}
-			if level == "ok" {
-				if fine++; !all {
-					continue
-				}
+			if attention {
+				bad++
+			} else if fine++; !all {
+				continue
 			}
-			a.say("%s  %s: %s\n", a.colored(stateColors[level], fmt.Sprintf("%-7s", level)), f.What, under(f.Detail, 9))
+			a.say("%s  %s: %s\n", a.colored(stateColors[l], fmt.Sprintf("%-7s", l)), f.What, under(f.Detail, 9))
 			if f.Advice != "" {
 				a.say("         %s\n", f.Advice)
 			}
 		}
+		attention = attention && l != level
 	}
-	switch bad := len(found) - fine; {
-	case bad == 0 && !all:
-		a.say("Nothing needs attention; %d things are fine (--all prints them).\n", fine)
-	case !all:
-		a.say("%s attention, %d are fine (--all prints them).\n", map[bool]string{true: "1 thing needs", false: fmt.Sprint(bad) + " things need"}[bad == 1], fine)
+	fines := fmt.Sprintf("%d things are fine", fine)
+	if level == "bad" {
+		fines = fmt.Sprintf("%d things are fine or can wait", fine)
+	}
+	switch {
+	case all:
+	case bad == 0:
+		a.say("Nothing needs attention; %s (--all prints them).\n", fines)
+	default:
+		a.say("%s attention, %s (--all prints them).\n",
+			map[bool]string{true: "1 thing needs", false: fmt.Sprint(bad) + " things need"}[bad == 1], strings.Replace(fines, " things", "", 1))
 	}
 }
 
@@ -92,22 +119,51 @@ type examination struct {
 }
 
 func (x *examination) add(level, what, detail, advice string) {
-	x.found = append(x.found, finding{level, what, detail, x.a.typed(advice)})
+	x.put(finding{Level: level, What: what, Detail: detail, Advice: advice})
 }
 
+func (x *examination) put(f finding) {
+	f.Advice = x.a.typed(f.Advice)
+	x.found = append(x.found, f)
+}
+
+// run asks all questions, and puts what locks the tables before everything else: it may be why others have no answer. Each has a time limit of its own. One that has no answer within it is a finding, and those that follow have a
+// tenth of it: what keeps one waiting may keep others waiting too.
 func (x *examination) run(ctx context.Context) error {
-	for _, look := range []func(context.Context) error{x.server, x.connections, x.tables, x.plan, x.health, x.people} {
-		inner, cancel := x.a.limited(ctx)
-		err := look(inner)
+	defer func() {
+		slices.SortStableFunc(x.found, func(a, b finding) int { return cmp.Compare(first(a), first(b)) })
+	}()
+	limit := x.a.timeout
+	for _, q := range []struct {
+		about string
+		ask   func(context.Context) error
+	}{
+		{"the server", x.server}, {"connections", x.connections}, {"health", x.health}, {"the tables", x.tables}, {"the plan of a claim", x.plan},
+		{"pauses", x.pauses}, {"workers", x.workers}, {"dead and held jobs", x.kept}, {"schedules", x.schedules},
+	} {
+		inner, cancel := context.WithTimeout(ctx, limit)
+		err := q.ask(inner)
 		cancel()
-		if errors.Is(err, errNoTables) {
+		switch {
+		case err == nil:
+		case errors.Is(err, errNoTables):
 			return nil // nothing else can be looked at
-		}
-		if err != nil {
+		case ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || state(err) == "57014" || state(err) == "55P03"):
+			x.add("bad", "unanswered", fmt.Sprintf("the question about %s had no answer within %v", q.about, limit),
+				"if a lock is named above, end what has it; otherwise the server is slow: look at its load, or give more time with --timeout")
+			limit = x.a.timeout / 10
+		default:
 			return err
 		}
 	}
 	return nil
+}
+
+func first(f finding) int {
+	if f.What == "lock" {
+		return 0
+	}
+	return 1
 }
 
 var errNoTables = errors.New("no tables")
@@ -234,7 +290,7 @@ func (x *examination) tables(ctx context.Context) error {
 		x.add("bad", "ids", "the sequence of ids is behind ids in use, as after a restore: jobs may fail, or replace others",
 			"stop producers and workers, and set the sequence as the documentation of onceq.ErrIDTaken says")
 	case state(err) == "42501":
-		x.add("bad", "rights", "the role may not read the tables: "+err.Error(), "as the owner of the tables: onceq migrate grants ROLE | psql")
+		x.rights(err)
 		return errNoTables
 	case err != nil:
 		return err
@@ -268,6 +324,13 @@ select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid j
 	return nil
 }
 
+// rights says once that the role may not read the tables.
+func (x *examination) rights(err error) {
+	if !slices.ContainsFunc(x.found, func(f finding) bool { return f.What == "rights" }) {
+		x.add("bad", "rights", "the role may not read the tables: "+err.Error(), "as the owner of the tables: onceq migrate grants ROLE | psql")
+	}
+}
+
 // plan looks whether a claim finds its jobs by its index.
 func (x *examination) plan(ctx context.Context) error {
 	tx, err := x.a.pool.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
@@ -296,7 +359,16 @@ func (x *examination) plan(ctx context.Context) error {
 }
 
 func (x *examination) health(ctx context.Context) error {
+	before := len(x.found)
 	found, err := x.a.q.Health(ctx)
+	var schema *onceq.SchemaError
+	if errors.As(err, &schema) {
+		return nil // the next question says so
+	}
+	if state(err) == "42501" {
+		x.rights(err)
+		err = nil
+	}
 	for _, f := range found {
 		if f.What == "paused" { // people says it without delay
 			continue
@@ -305,10 +377,10 @@ func (x *examination) health(ctx context.Context) error {
 		if f.Severe {
 			level = "bad"
 		}
-		x.add(level, f.What, f.Detail, advice(f))
+		x.put(finding{level, f.What, f.Detail, advice(f), f.Queue, f.Kind, f.JobID, f.Since})
 	}
-	if err == nil && len(found) == 0 {
-		x.add("ok", "health", "no old snapshot, no bloat, no queue that nobody works", "")
+	if err == nil && len(x.found) == before {
+		x.add("ok", "health", "no old transaction, no bloat, no queue that nobody works", "")
 	}
 	return err
 }
@@ -321,6 +393,8 @@ func advice(f onceq.Finding) string {
 		return f.Advice + "; onceq schedules list"
 	case f.What == "waiting" && f.Meant != "":
 		return fmt.Sprintf("is its name a misspelt %q, which workers do serve? Correct it where the jobs are enqueued, and move what waits: onceq jobs move --queue %s --to %s; %s", f.Meant, quoteArg(f.Queue), quoteArg(f.Meant), list)
+	case f.What == "waiting" && (strings.Contains(f.Detail, "do not return") || strings.Contains(f.Detail, "pool")):
+		return f.Advice
 	case f.What == "waiting" && f.Severe && strings.Contains(f.Detail, "no worker"):
 		return "start one, or is the queue's name spelt wrong where the jobs are enqueued? onceq workers says what workers serve; " + list
 	case f.What == "waiting" && strings.Contains(f.Detail, "paused"):
@@ -331,6 +405,11 @@ func advice(f onceq.Finding) string {
 		return f.Advice + ": onceq jobs list --state running --queue " + quoteArg(f.Queue)
 	case f.What == "kind":
 		return f.Advice + "; onceq workers; " + list + " --kind " + quoteArg(f.Kind)
+	case f.What == "failing":
+		return fmt.Sprintf("%s lists them; when the cause is mended, onceq jobs retry --kind %s runs what waits for its next attempt now, and onceq jobs redrive --kind %s what is dead",
+			"onceq jobs list --state retrying,dead --kind "+quoteArg(f.Kind), quoteArg(f.Kind), quoteArg(f.Kind))
+	case f.What == "slow_limit":
+		return "onceq limits set raises it, if what it protects bears more; onceq actions may say who set it; onceq limits list"
 	case f.What == "hang":
 		return fmt.Sprintf("onceq jobs explain %d says what it does; a handler may hang: look at what its process logged last; onceq jobs cancel %d tells the handler to end, and if it does not listen, end the process: the others then go on. A time limit of its kind ends such a handler", f.JobID, f.JobID)
 	case f.What == "limit" && !f.Severe:
@@ -355,60 +434,107 @@ func advice(f onceq.Finding) string {
 	return f.Advice
 }
 
-// people looks for what waits for a person.
-func (x *examination) people(ctx context.Context) error {
-	stats, err := x.a.q.Stats(ctx)
-	if err != nil {
-		return err
+func (x *examination) pauses(ctx context.Context) error {
+	pauses, err := x.a.q.Pauses(ctx, x.a.pool)
+	for _, p := range pauses {
+		x.put(finding{"warning", "paused", p.String(), advice(onceq.Finding{What: "paused", Queue: p.Queue, Kind: p.Kind}), p.Queue, p.Kind, 0, p.Since})
 	}
+	return err
+}
+
+func (x *examination) workers(ctx context.Context) error {
 	workers, err := x.a.q.Workers(ctx, x.a.pool)
 	if err != nil {
 		return err
 	}
-	pauses, err := x.a.q.Pauses(ctx, x.a.pool)
-	if err != nil {
-		return err
-	}
-	for _, p := range pauses {
-		x.add("warning", "paused", p.String(), advice(onceq.Finding{What: "paused", Queue: p.Queue, Kind: p.Kind}))
-	}
-	live := 0
-	var gone []string
+	live, gone := 0, 0
+	served := make(map[string]bool)
 	for _, w := range workers {
 		if w.Stale {
-			gone = append(gone, fmt.Sprintf("%s since %s", w.Where(), stamp(w.Seen)))
+			gone++
 			continue
+		}
+		for queue := range w.Queues {
+			served[queue] = true
 		}
 		if live++; w.Schema != onceq.SchemaVersion {
 			x.add("warning", "worker", fmt.Sprintf("%s works with version %d of the tables, and this command knows %d", w.Where(), w.Schema, onceq.SchemaVersion), "finish the deploy, or install the command of that version")
 		}
 	}
-	if len(gone) > 0 {
-		others := ""
-		if len(gone) > 5 {
-			others = fmt.Sprintf(" and %d others", len(gone)-5)
-		}
-		x.add("warning", "worker", fmt.Sprintf("not seen for three minutes or more: %s%s. Each was killed, is frozen, or has lost the database", strings.Join(gone[:min(len(gone), 5)], ", "), others),
-			"look at what these processes logged last; their jobs go to others by themselves, and a Reaper removes their rows (onceq reap)")
-	}
+	x.gone(workers, served)
 	switch {
 	case live > 0:
 		x.add("ok", "workers", plural(live, "worker")+" seen in the last three minutes", "")
 	default: // one that has ended leaves no row, and may have worked a moment ago
-		x.add("warning", "workers", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[len(gone) > 0], "start one; onceq workers lists them")
+		x.add("warning", "workers", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[gone > 0], "start one; onceq workers lists them")
+	}
+	return nil
+}
+
+// gone names the queues of workers that were killed and that no live one serves: each by the worker that was seen last. A killed worker
+// whose queues others serve is no trouble.
+func (x *examination) gone(workers []onceq.WorkerInfo, served map[string]bool) {
+	last := make(map[string]onceq.WorkerInfo) // by queue
+	covered := 0
+	for _, w := range workers {
+		if !w.Stale {
+			continue
+		}
+		alone := false
+		for queue := range w.Queues {
+			if !served[queue] {
+				alone = true
+				if w.Seen.After(last[queue].Seen) {
+					last[queue] = w
+				}
+			}
+		}
+		if !alone {
+			covered++
+		}
+	}
+	if covered > 0 {
+		x.add("ok", "worker", plural(covered, "worker")+" not seen for three minutes or more; others serve their queues", "")
+	}
+	for _, queue := range slices.Sorted(maps.Keys(last)) {
+		w := last[queue]
+		x.put(finding{
+			Level: "warning", What: "worker", Queue: queue, Since: w.Seen,
+			Detail: fmt.Sprintf("no live worker serves queue %q; the last one, %s, has not been seen since %s: it was killed, is frozen, or has lost the database", queue, w.Where(), stamp(w.Seen)),
+			Advice: "start a worker for the queue, and look at what that process logged last. If nobody needs the queue any more: a Reaper removes the worker's row an hour after it was last seen",
+		})
+	}
+}
+
+// kept looks for jobs that wait for a person.
+func (x *examination) kept(ctx context.Context) error {
+	stats, err := x.a.q.Stats(ctx)
+	if err != nil {
+		return err
 	}
 	for _, s := range stats {
 		plus := func(more bool) string { return map[bool]string{true: "+"}[more] }
 		if s.Dead > 0 {
-			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")
+			x.put(finding{
+				Level: "warning", What: "dead", Queue: s.Queue, Detail: fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)),
+				Advice: "onceq jobs list --state dead --queue " + quoteArg(s.Queue) + "; then redrive or discard them",
+			})
 		}
 		if s.Held > 0 {
-			x.add("warning", "held", fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus(s.Held >= onceq.StatsCap)), "onceq effects list --queue "+quoteArg(s.Queue)+"; then resolve them")
+			x.put(finding{
+				Level: "warning", What: "held", Queue: s.Queue,
+				Detail: fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus(s.Held >= onceq.StatsCap)),
+				Advice: "onceq effects list --queue " + quoteArg(s.Queue) + "; then resolve them",
+			})
 		}
 	}
 	if len(stats) == 0 {
 		x.add("ok", "queues", "no queue has jobs, a history or workers", "")
 	}
+	return nil
+}
+
+func (x *examination) schedules(ctx context.Context) error {
 	s, err := x.a.cronOf()
 	if err != nil {
 		return err

@@ -85,7 +85,7 @@ select n::bigint << 32, 60000000, now() - n * interval '1 hour', now() - stale *
 	require.Regexp(t, `crashes: job \d+ of kind "resize" in queue "images" has lost 3 leases`, out)
 	require.Contains(t, out, "0 wait for their first attempt and 1 for another")
 	require.Contains(t, out, "versions: workers with version v2 of the library have run for 1h0m0s, and others still have another: process 2 on web (v1)")
-	require.Contains(t, out, "not seen for three minutes or more: process 3 on web since ")
+	require.NotContains(t, out, "process 3 on web", "others serve its queues")
 	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set started_at = now() where version = 'v2'`)
 	require.NoError(t, err)
 	require.NotContains(t, do(t, db.URL, "doctor").out, "versions:") // a deploy is going on

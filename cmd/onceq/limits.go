@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/onceq/onceq"
@@ -116,6 +117,13 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 			return err
 		}
 		said = fmt.Sprintf("The limit is %s now; it was %s.", now.Limit, was.Limit)
+		if limit != nil && !was.Set && now.Live+now.Waiting+now.Delayed == 0 && !strings.HasSuffix(name, "/") {
+			hint, err := a.unused(ctx, tx, name)
+			if err != nil {
+				return err
+			}
+			said += hint
+		}
 		_, err = a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: "limit", About: fmt.Sprintf("limit %q", name), Why: why, Outcome: said})
 		return err
 	})
@@ -127,4 +135,24 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 	}
 	a.say("%s\n", said)
 	return nil
+}
+
+// unused says that no job has or waits for a limit, and which limits jobs do wait for although nobody has set them: one of these may be
+// meant.
+func (a *app) unused(ctx context.Context, tx pgx.Tx, name string) (string, error) {
+	all, err := a.q.Limits(ctx, tx, onceq.LimitFilter{Limit: 1000})
+	if err != nil {
+		return "", err
+	}
+	said := fmt.Sprintf(" No job has limit %q now: is that its name?", name)
+	var others []string
+	for _, l := range all {
+		if !l.Set && len(others) < 5 {
+			others = append(others, fmt.Sprintf("%q", l.Name))
+		}
+	}
+	if len(others) > 0 {
+		said += " Jobs wait for these, which nobody has set: " + strings.Join(others, ", ") + "."
+	}
+	return said, nil
 }

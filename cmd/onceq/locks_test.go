@@ -1,11 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -33,4 +37,68 @@ func TestLocksOfOthers(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	fine(t, db.URL, "migrate", "up")
 	fine(t, db.URL, "reap")
+}
+
+// Somebody has a table locked: doctor names the session first, and prints what it finds without that table.
+func TestDoctor_ATableThatIsLocked(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "mail", "why"))
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), `lock table onceq.jobs`)
+	require.NoError(t, err)
+	first := fmt.Sprintf("bad      lock: session %d (", tx.Conn().PgConn().PID())
+	require.Eventually(t, func() bool {
+		a := do(t, db.URL, "doctor", "--timeout", "10s")
+		require.Equal(t, codeFindings, a.code, a.err)
+		return strings.HasPrefix(a.out, first) && strings.Contains(a.out, "paused: queue \"mail\"") && strings.Contains(a.out, "unanswered: the question about ")
+	}, 3*time.Minute, time.Millisecond)
+}
+
+// A killed worker is trouble only for the queues that no other one serves. What a finding is about is in fields, too.
+func TestDoctor_KilledWorkers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+select n::bigint << 32, 60000000, now() - interval '2 hours', now() - ago * interval '10 minutes', n, $1, 'web', 'v1', queues::jsonb, '{mail}'
+  from (values (1, 0, '{"mail": 3}'), (2, 1, '{"mail": 3}'), (3, 1, '{"mail": 3, "gone": 1}')) w (n, ago, queues)`, onceq.SchemaVersion)
+	require.NoError(t, err)
+	workers := func() (all []finding) {
+		var said struct{ Findings []finding }
+		require.NoError(t, json.Unmarshal([]byte(do(t, db.URL, "doctor", "--json").out), &said))
+		for _, f := range said.Findings {
+			if f.What == "worker" && f.Level != "ok" {
+				all = append(all, f)
+			}
+		}
+		return all
+	}
+	all := workers()
+	require.Len(t, all, 1)
+	require.Equal(t, "gone", all[0].Queue)
+	require.Contains(t, all[0].Detail, `no live worker serves queue "gone"; the last one, process 3 on web, has not been seen since`)
+	require.False(t, all[0].Since.IsZero())
+	require.Contains(t, do(t, db.URL, "doctor").out, "warning  worker: ")
+	require.NotContains(t, do(t, db.URL, "doctor", "--level", "bad").out, "warning ")
+	require.Equal(t, codeUsage, do(t, db.URL, "doctor", "--level", "fine").code)
+	_, err = db.Pool.Exec(t.Context(), `delete from onceq.workers where process = 3`)
+	require.NoError(t, err)
+	require.Empty(t, workers())
+}
+
+// A limit that no job has may have its name spelt wrong.
+func TestLimitsSet_OfANameThatNobodyUses(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	for range 2 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1, Limit: "bank"})
+		require.NoError(t, err)
+	}
+	require.Contains(t, fine(t, db.URL, "limits", "set", "bnak", "--at-once", "3"),
+		`No job has limit "bnak" now: is that its name? Jobs wait for these, which nobody has set: "bank".`)
+	require.NotContains(t, fine(t, db.URL, "limits", "set", "bank", "--at-once", "3"), "No job has")
+	require.NotContains(t, fine(t, db.URL, "limits", "set", "bnak", "--at-once", "2"), "No job has")
 }

@@ -20,7 +20,7 @@ func (a *app) workersCommand() *cobra.Command {
 		Use:   "workers",
 		Short: "Say which workers run, and what they work",
 		Long: `workers lists the workers of all processes. A worker writes its row once a minute. STATE is late if it has not for a minute and a half, and stale after three: it was killed,
-is frozen, or has lost the database. SLOTS is how many jobs of the queue it runs at once.`,
+is frozen, or has lost the database. It is trouble if handlers that do not return hold slots, or if it waits for connections: a line below says so. SLOTS is how many jobs of the queue it runs at once.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.connect(cmd.Context(), true); err != nil {
@@ -46,17 +46,24 @@ is frozen, or has lost the database. SLOTS is how many jobs of the queue it runs
 					state = "stale"
 				} else if now.Sub(w.Seen) > 90*time.Second {
 					state = "late"
+				} else if w.Trouble() != "" {
+					state = "trouble"
 				}
 				var queues []string
 				for _, name := range slices.Sorted(maps.Keys(w.Queues)) {
 					queues = append(queues, fmt.Sprintf("%s (%d)", name, w.Queues[name]))
 				}
 				t.add(w.Host, w.Process, state, w.Version, ago(now.Sub(w.Started)), ago(now.Sub(w.Seen))+" ago", strings.Join(queues, ", "), strings.Join(w.Kinds, ", "))
-				if w.Stale {
+				if w.Stale || state == "trouble" {
 					t.paint(2, red)
 				}
 			}
 			a.print(t, "No worker runs.")
+			for _, w := range workers {
+				if trouble := w.Trouble(); trouble != "" && !w.Stale {
+					a.say("%s: %s\n", w.Where(), trouble)
+				}
+			}
 			return nil
 		},
 	}

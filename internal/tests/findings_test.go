@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -86,8 +87,16 @@ values (1::bigint << 32, 60000000, now(), now(), 1, 1, 'web', 'v1', '{"busy": 1,
 	require.Contains(t, all["waiting onceqcron"].Advice, "ticks of schedules")
 	require.Empty(t, all["waiting ab"].Meant, "too short to be a slip")
 	require.Contains(t, all["waiting busy"].Detail, "1 waits for its first attempt, and 1 is with workers")
+	require.Contains(t, all["waiting busy"].Detail, "; none has ended in the last 5 minutes")
 	require.False(t, all["waiting busy"].Severe)
+	require.WithinDuration(t, sqlOne[time.Time](t, db, `select min(run_at) from onceq.jobs where queue = 'busy'`), all["waiting busy"].Since, 2*time.Minute)
 	require.Contains(t, all["crashes later"].Detail, "has lost 2 leases")
+
+	counted(t, db, "k", 2*time.Minute, 5, 0, 0)
+	sqlRun(t, db, `update onceq.job_counts set queue = 'busy'`)
+	waits := findings(t, db, "waiting")
+	i := slices.IndexFunc(waits, func(f onceq.Finding) bool { return f.Queue == "busy" })
+	require.Contains(t, waits[i].Detail, "; 1 a minute have ended in the last 5 minutes, so without new jobs it is empty in 2m0s")
 }
 
 // A kind without a handler is one finding, and not one more that says to start workers, unless other jobs wait too.

@@ -86,3 +86,80 @@ select n, lease, now() - interval '1 day', now() - n * interval '1 minute', proc
 	}
 	require.ElementsMatch(t, []int64{live, 2}, left, "a live worker's row stays, whatever the grace time")
 }
+
+// A handler that ignores its context holds a slot. Other processes read that in the worker's row, and blame nobody else.
+func TestWorkers_HandlersThatDoNotReturn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	finish := make(chan struct{})
+	kind := onceq.Kind[int]{Name: "stubborn", Timeout: 10 * time.Millisecond}
+	w := start(t, db, onceq.WorkerConfig{
+		Lease: 2 * time.Second, ShutdownTimeout: -1, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}},
+	}, kind.Handle(func(context.Context, *onceq.Lease, int) error {
+		<-finish
+		return nil
+	}))
+	id, next := add(t, db, kind.Job(1)), add(t, db, kind.Job(2))
+	eventually(t, "a slot that is held", func() bool {
+		all := workers(t, db)
+		return len(all) == 1 && len(all[0].Stuck) == 1
+	})
+	one := workers(t, db)[0]
+	s := one.Stuck[0]
+	require.Equal(t, []any{"default", "stubborn", 1, id}, []any{s.Queue, s.Kind, s.Slots, s.Job})
+	require.False(t, s.Since.IsZero())
+	require.Contains(t, one.String(), `1 slot of queue "default" is held since `)
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '5 minutes'`)
+	handlers, waiting := findings(t, db, "handler"), findings(t, db, "waiting") // db.Queue is not the worker's
+	require.Len(t, handlers, 1)
+	require.True(t, handlers[0].Severe)
+	require.Equal(t, "stubborn", handlers[0].Kind)
+	require.Equal(t, s.Since, handlers[0].Since)
+	require.Contains(t, handlers[0].Detail, `held since`)
+	require.Len(t, waiting, 1)
+	require.Contains(t, waiting[0].Detail, `1 slot is held by handlers of ["stubborn"] that do not return although their context has ended`)
+	require.Contains(t, waiting[0].Advice, "end that process")
+	e := must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, next))
+	require.Contains(t, e.String(), `1 slot is held by handlers of ["stubborn"] that do not return`)
+	close(finish)
+	eventually(t, "the other job", func() bool { return sqlOne[int](t, db, `select count(*) from onceq.jobs`) == 0 })
+	require.NoError(t, w.stop())
+}
+
+// A worker whose pool allows no more jobs at once says so, and so do those that look.
+func TestWorkers_APoolThatIsTooSmall(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "tx"}
+	finish := make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+		_, err := tx.Exec(ctx, `select 1`)
+		<-finish
+		return err
+	}))
+	for i := range 30 {
+		add(t, db, kind.Job(i))
+	}
+	eventually(t, "full", func() bool {
+		all := workers(t, db)
+		return len(all) == 1 && sqlOne[int](t, db, `select count(*) from onceq.jobs where leased_until is not null`) >= all[0].Queues["default"]
+	})
+	one := workers(t, db)[0]
+	require.Equal(t, []string{"default"}, one.Pool.Bound)
+	require.Greater(t, one.Pool.Conns, one.Queues["default"])
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '5 minutes' where leased_until is null`)
+	waiting := findings(t, db, "waiting")
+	require.Len(t, waiting, 1)
+	require.Contains(t, waiting[0].Detail, "the workers' pool allows no more at once")
+	require.Contains(t, waiting[0].Advice, "raise the pool's MaxConns")
+	id := sqlOne[int64](t, db, `select max(id) from onceq.jobs where leased_until is null`)
+	require.Contains(t, must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, id)).String(), "raise the pools' MaxConns")
+
+	// One that waits for connections all the time is a finding.
+	sqlRun(t, db, `update onceq.workers set pool = jsonb_set(pool, '{wait}', '240000000000')`)
+	pools := findings(t, db, "pool")
+	require.Len(t, pools, 1)
+	require.Contains(t, pools[0].Detail, "4m0s in the last minute, added up")
+	close(finish)
+	require.NoError(t, w.stop())
+}
