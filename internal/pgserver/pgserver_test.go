@@ -101,6 +101,9 @@ func arguments(t *testing.T) string {
 }
 
 func TestDurable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make check runs it: starts several servers that write to the disk")
+	}
 	t.Parallel()
 	server := start(t, pgserver.Options{Durable: true})
 	for _, name := range []string{"fsync", "synchronous_commit", "full_page_writes"} {

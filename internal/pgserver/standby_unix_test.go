@@ -18,6 +18,9 @@ import (
 
 // What the primary confirmed while it waited for its standby is there after the standby has taken over.
 func TestStandby_TakesOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make check runs it: starts several servers that write to the disk")
+	}
 	primary := start(t, pgserver.Options{Durable: true})
 	if primary.BinDir() == "" {
 		_, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{})
@@ -52,6 +55,9 @@ func TestStandby_TakesOver(t *testing.T) {
 
 // The data of a tablespace is copied to the given directory while the primary goes on writing.
 func TestStandby_HasTheTablespaces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make check runs it: starts several servers that write to the disk")
+	}
 	primary := start(t, pgserver.Options{Durable: true})
 	if primary.BinDir() == "" {
 		t.Skip("a standby needs the server's binaries on this machine")
