@@ -190,7 +190,9 @@ func TestTimes_AreCheckedAsTheyAreStored(t *testing.T) {
 		require.NoError(t, err)
 		_, err = json.Marshal(info)
 		require.NoError(t, err)
-		require.WithinDuration(t, at, info.RunAt, time.Millisecond)
+		if at.Year() > 1 { // a time in the past means at once
+			require.WithinDuration(t, at, info.RunAt, time.Millisecond)
+		}
 	}
 
 	long := time.Duration(math.MaxInt64)
