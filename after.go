@@ -66,10 +66,10 @@ const (
 const followMark = lineSep // a job with this as its lane in an insert waits for others
 
 // isFollowLine says of a line whether it is that of a follower.
-func isFollowLine(lane string) string { return `starts_with(` + lane + `, ` + sqlSep + `)` }
+func isFollowLine(lane string) string { return `pg_catalog.starts_with(` + lane + `, ` + sqlSep + `)` }
 
 // followLine is the line in which a follower waits.
-func followLine(id string) string { return sqlSep + ` || lpad(` + id + `::text, 19, '0')` }
+func followLine(id string) string { return sqlSep + ` || pg_catalog.lpad(` + id + `::text, 19, '0')` }
 
 const (
 	sqlDeadRun    = `1`
@@ -77,7 +77,7 @@ const (
 	sqlDeadEnded  = `3` // only in job_history: DeadCancel, and it was this that ended the job
 
 	memberBit = 4 // of lane_rule: the job's end must be told
-	sqlMember = `4`
+	sqlMember = `4::smallint`
 	isMember  = `lane_rule & ` + sqlMember + ` = ` + sqlMember
 )
 
@@ -129,7 +129,7 @@ type resolved struct {
 
 // readRefs reads the jobs that keys belong to, and the last id that was drawn.
 const readRefs = `
-select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
+select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
   from (select 0::bigint as n, null::text as scope, null::text as key
         union all
         select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
@@ -261,7 +261,7 @@ look as materialized (
          select result from onceq.job_history where id = u.job_id and state + 0 = ` + sqlJobCompleted + ` offset 0) k on true
 ),
 marked_job as (
-  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0) | ` + sqlMember + `
+  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0::smallint) | ` + sqlMember + `
     from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
 ),
 marked_wait as (
@@ -269,7 +269,7 @@ marked_wait as (
     from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
 ),
 marked_past as (
-  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0) | ` + sqlMember + `
+  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0::smallint) | ` + sqlMember + `
     from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
 )`
 
@@ -287,7 +287,7 @@ given as materialized (
 ),` + canTell + `,
 seen as (
   select group_id, job_id, told_state, there, kept, state, result,
-         not there and (state <> 0 or current_setting('transaction_isolation') = 'read committed') as over
+         not there and (state <> 0 or pg_catalog.current_setting('transaction_isolation') = 'read committed') as over
     from look
 ),
 member as (
@@ -340,19 +340,19 @@ select count(*) from call`
 
 // lockFollowers locks those of the given followers that still wait. It must be a statement of its own, as in follow.
 const lockFollowers = `
-select array_agg(id) from (
+select pg_catalog.array_agg(id) from (
   select id from onceq.job_waits where id = any ($1::bigint[]) and if_dead = ` + sqlDeadCancel + ` order by id for update skip locked) w`
 
 // stillDead gives those of the followers whose members are all finished, one of them dead or cancelled.
 const stillDead = `
-select array_agg(g.id) from unnest($1::bigint[]) as g(id)
+select pg_catalog.array_agg(g.id) from pg_catalog.unnest($1::bigint[]) as g(id)
  where exists (select from onceq.job_members where group_id = g.id and state in (` + sqlJobDead + `, ` + sqlJobCancelled + `))
    and not exists (select from onceq.job_members where group_id = g.id and state in (0, ` + sqlJobHeld + `))`
 
 // sayDead notes why followers were cancelled just now: for people, and for Group and Redrive.
 const sayDead = `
 update onceq.job_history
-   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
+   set errors = coalesce(errors, '[]') || pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
        if_dead = ` + sqlDeadEnded + `
  where id = any ($1::bigint[]) and state = ` + sqlJobCancelled
 

@@ -303,7 +303,7 @@ const thisAwait = `a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::
 // readAwait returns nil if there is no row of this round.
 func (l *Lease) readAwait(ctx context.Context, w waitFor) (*awaited, error) {
 	const read = `
-select a.state, (extract(epoch from a.until - statement_timestamp()) * 1000000)::bigint, coalesce(a.payload::text, '')
+select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::bigint, coalesce(a.payload::text, '')
   from onceq.job_awaits a
  where ` + thisAwait
 	var a awaited
@@ -328,7 +328,7 @@ with ok as materialized (
 const beginAwait = leaseHolds + `
 event as (
   insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
-  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000) * interval '1 microsecond', 0, ` + sqlOfEvent + `, ` + sqlCancelled + `, $2::text, $3::text
+  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000)::float8 * interval '1 microsecond', 0, ` + sqlOfEvent + `, ` + sqlCancelled + `, $2::text, $3::text
     from ok where $2::text <> ''
   on conflict (key, scope, class) do update
      set state       = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.state else ` + sqlCancelled + ` end,
@@ -338,7 +338,7 @@ event as (
 ),
 mine as (
   insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
-  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint * interval '1 microsecond',
+  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
          case when e.came then ` + sqlCame + ` else ` + sqlOpen + ` end, $2::text, $3::text, case when e.came then e.result end
     from ok left join event e on true
   on conflict (job_id, scope, key) do update
@@ -408,7 +408,7 @@ func awaiting(statement, scopes, keys string) string {
       as u(id, claims, holder, error, spent, reset, delay, most)
 ),`, `
   select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
-         case w.state when `+sqlOpen+` then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+         case w.state when `+sqlOpen+` then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1e6)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
     from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], `+scopes+`::text[], `+keys+`::text[])
       as a(id, claims, holder, error, spent, reset, delay, most, scope, key)

@@ -70,7 +70,7 @@ fence as (
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )` + more + `
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
+select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')),
        ` + wantHistory + `, ` + tellGone(` where `+isMember) + ` from gone`
 }
 
@@ -178,7 +178,7 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 // that is not committed yet when it gives its job back, and a row that a transaction has locked may turn out to be one that
 // nobody runs.
 const unheeded = `
-select array_agg(job_id)
+select pg_catalog.array_agg(job_id)
   from (select x.job_id from onceq.job_cancels x
          where x.job_id > $2::bigint
            and (exists (select from onceq.jobs j

@@ -43,7 +43,7 @@ func (q *Queue) onCitus(ctx context.Context, db DB) (bool, error) {
 	return is, nil
 }
 
-const askCitus = `select current_setting('citus.version', true) is not null`
+const askCitus = `select pg_catalog.current_setting('citus.version', true) is not null`
 
 func (q *Queue) learn(citus bool) {
 	is := int32(citusNo)
@@ -136,7 +136,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 			}
 		}
 		args[3] = errs
-		statement = strings.Replace(statement, `jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error)`,
+		statement = strings.Replace(statement, `pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error)`,
 			`('{"attempt": ' || (attempts + 1)::text || ', ' || error || '}')::jsonb`, 1)
 	}
 	return strings.ReplaceAll(immutable(statement), "statement_timestamp()", fmt.Sprintf("$%d::timestamptz", len(args))), args, nil
@@ -153,25 +153,25 @@ var discardApart = discardJobs[:strings.Index(discardJobs, "call as (")] +
 // countsApart is writeCounts with the insert outside.
 var countsApart = `
 insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-select timezone('UTC', date_trunc('minute', timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
-       string_to_array(btrim(durations, '{}'), ',')::int[]
+select pg_catalog.timezone('UTC', pg_catalog.date_trunc('minute', pg_catalog.timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
+       pg_catalog.string_to_array(pg_catalog.btrim(durations, '{}'), ',')::int[]
   from onceq.meta, ` + counted + addCounts
 
 // clusterSize is readFenceTable for a schema on a node, of which the coordinator does not know how many rows came; a schema that
 // is not sharded is on the coordinator.
 const clusterSize = `
 select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
-            then citus_relation_size('onceq.job_fences'::regclass) else pg_relation_size('onceq.job_fences'::regclass) end
-       / current_setting('block_size')::bigint, pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
+            then citus_relation_size('onceq.job_fences'::regclass) else pg_catalog.pg_relation_size('onceq.job_fences'::regclass) end
+       / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
 
 // checkInParts reads what Check wants to know. The sequence comes last: an id that is in use was drawn before.
 func (q *Queue) checkInParts(ctx context.Context) (version, oldest int, encoding string, ahead bool, err error) {
 	const tables = `
-select version, oldest_code, current_setting('server_encoding'),
-       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
-                (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
+select version, oldest_code, pg_catalog.current_setting('server_encoding'),
+       greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
+                (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
-	const sequence = `select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)`
+	const sequence = `select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
 	var used, drawn int64
 	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &oldest, &encoding, &used)); err == nil {
 		err = q.send(ctx, q.pool, checking, sequence, nil, row(&drawn))
@@ -191,8 +191,8 @@ var (
 )
 
 func immutable(statement string) string {
-	statement = epoch.ReplaceAllString(statement, "extract(epoch from timezone('UTC', $1))")
-	return zoned.ReplaceAllString(statement, "timezone('UTC', timezone('UTC', $1) $2 $3)")
+	statement = epoch.ReplaceAllString(statement, "extract(epoch from pg_catalog.timezone('UTC', $1))")
+	return zoned.ReplaceAllString(statement, "pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', $1) $2 $3)")
 }
 
 // parts sends the parts of one statement in one transaction.
@@ -204,7 +204,7 @@ type parts struct {
 }
 
 // lockTimeout sets on the node how long a transaction waits for a lock there. Citus does not pass on what is set on the coordinator.
-const lockTimeout = `select set_config('lock_timeout', $1::text, true) from onceq.meta`
+const lockTimeout = `select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta`
 
 // sendInParts sends the parts. They wait for locks for no longer than by says.
 func (q *Queue) sendInParts(ctx context.Context, db DB, by way, statement inParts, args []any, read func(pgx.Rows) error) error {
@@ -245,7 +245,7 @@ func (p *parts) send(statement string, args []any, read func(pgx.Rows) error) er
 
 // draw returns new ids, and sets the time.
 func (p *parts) draw(n int) (ids []int64, err error) {
-	const draw = `select statement_timestamp(), (select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int))`
+	const draw = `select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')) from pg_catalog.generate_series(1, $1::int))`
 	return ids, p.send(draw, []any{n}, row(&p.now, &ids))
 }
 
@@ -262,7 +262,7 @@ func (p *parts) ids(statement string, args ...any) (ids []int64, err error) {
 // fencesApart takes keys that have no fence, in the order of their bytes, and returns the ids of the jobs that have got theirs.
 const fencesApart = `
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-select ` + sqlOfJob + `::smallint, u.scope, u.key, ` + sqlQueued + `::smallint, u.id, u.id << ` + sqlTokenBits + ` | coalesce(u.claims, 0), $1::timestamptz, u.lifetime, u.fingerprint
+select ` + sqlOfJob + `::smallint, u.scope, u.key, ` + sqlQueued + `::smallint, u.id, u.id << ` + sqlTokenBits + ` | coalesce(u.claims, 0)::bigint, $1::timestamptz, u.lifetime, u.fingerprint
   from onceq.meta, unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::int[]) as u(id, scope, key, lifetime, fingerprint, claims)
  order by u.scope collate "C", u.key collate "C"
 on conflict do nothing
@@ -529,7 +529,7 @@ func insertFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 
 // takeFenceDrawn is takeFence with a drawn id. Citus allows no function that raises an error in an update: idTakenApart raises
 // it before.
-var takeFenceDrawn = strings.NewReplacer("nextval('onceq.ids')", "$15::bigint", "select onceq.id_taken(h.id)", "select h.id").Replace(takeFence)
+var takeFenceDrawn = strings.NewReplacer("pg_catalog.nextval('onceq.ids')", "$15::bigint", "select onceq.id_taken(h.id)", "select h.id").Replace(takeFence)
 
 var idTakenApart = `
 select onceq.id_taken(h.id)
@@ -564,7 +564,7 @@ select case when not exists (select from stamped) then onceq.lease_lost($1::bigi
 insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
        priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
 select id, run_at, created_at, leased_until,
-       case when $5::bigint > 0 then timezone('UTC', timezone('UTC', leased_until) + $5::bigint * interval '1 millisecond') end,
+       case when $5::bigint > 0 then pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', leased_until) + $5::bigint::float8 * interval '1 millisecond') end,
        claims, lost, attempts, max_attempts, priority, ` + sqlJobCompleted + `::smallint, queue, kind, scope, key,
        payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors, lane, lane_rule
   from onceq.jobs where ` + heldByOne + olderRecord
@@ -623,7 +623,7 @@ select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
        j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
        j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
        case when u.error = '' then j.errors else
-         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
+         case when pg_catalog.jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
   from onceq.jobs j
   join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
     as u(id, state, result, error, spent, keep_until) on u.id = j.id
@@ -632,8 +632,8 @@ select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
 // goneApart is endJobs without the history. Citus breaks a "case x when y".
 var goneApart = strings.NewReplacer("case g.state when ", "case when g.state = ", " when "+sqlJobDead+" then ", " when g.state = "+sqlJobDead+" then ",
 	" when "+sqlJobCancelled+" then ", " when g.state = "+sqlJobCancelled+" then ").Replace(endJobs[:strings.Index(endJobs, "),\nhistory as (")]) + `)
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(` + tokenOfRow + `) from gone)`
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(` + tokenOfRow + `) from gone)`
 
 func endInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	ids, states, results, errs := args[0].([]int64), args[3].([]int16), args[4].([]string), args[5].([]string)
@@ -744,7 +744,7 @@ fence as (
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null, null
+select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')), null, null
   from gone`
 
 func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
@@ -808,8 +808,8 @@ returning job_id`
 // redriveFences gives jobs their fences back: those that are still theirs, and after that those that are absent.
 var (
 	redriveTheirs = redriveJobs[:strings.Index(redriveJobs, "absent as (")] + `given as (select $3::bigint)
-select (select array_agg(id) from asked), (select array_agg(id) from h), (select array_agg(job_id) from mine),
-       (select array_agg(id) from h where key is null), (select array_agg(id) from asked a where ` + usedUp + `)`
+select (select pg_catalog.array_agg(id) from asked), (select pg_catalog.array_agg(id) from h), (select pg_catalog.array_agg(job_id) from mine),
+       (select pg_catalog.array_agg(id) from h where key is null), (select pg_catalog.array_agg(id) from asked a where ` + usedUp + `)`
 
 	redriveAbsent = `
 select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc`
@@ -896,35 +896,35 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 // What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a
 // random holder that it was taken just now.
 const (
-	drawApart = `select set_config('onceq_drawn.id', nextval('onceq.ids')::text, true)`
+	drawApart = `select pg_catalog.set_config('onceq_drawn.id', pg_catalog.nextval('onceq.ids')::text, true)`
 
 	plainApart = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
-values (nextval('onceq.ids'),
-        greatest(statement_timestamp(), statement_timestamp() + $6::bigint * interval '1 microsecond',
-                 timestamptz 'epoch' + $7::bigint * interval '1 microsecond'),
+values (pg_catalog.nextval('onceq.ids'),
+        greatest(statement_timestamp(), statement_timestamp() + $6::bigint::float8 * interval '1 microsecond',
+                 timestamptz 'epoch' + $7::bigint::float8 * interval '1 microsecond'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
 returning id, run_at > created_at, 1`
 
 	fenceApart = `
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
-values (` + sqlOfJob + `, $1::text, $2::text, ` + sqlQueued + `, current_setting('onceq_drawn.id')::bigint, current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
+values (` + sqlOfJob + `, $1::text, $2::text, ` + sqlQueued + `, pg_catalog.current_setting('onceq_drawn.id')::bigint, pg_catalog.current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
         statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
 on conflict do nothing`
 
 	retakeApart = `
 update onceq.job_fences f
-   set job_id = current_setting('onceq_drawn.id')::bigint, token = current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
+   set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
        state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
        lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
  where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text and ` + fenceFree + `
-   and f.token >> ` + sqlTokenBits + ` < current_setting('onceq_drawn.id')::bigint and f.job_id < current_setting('onceq_drawn.id')::bigint`
+   and f.token >> ` + sqlTokenBits + ` < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint`
 
 	jobApart = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
 select f.job_id,
-       greatest(f.created_at, timezone('UTC', timezone('UTC', f.created_at) + $6::bigint * interval '1 microsecond'),
-                timezone('UTC', timestamp 'epoch' + $7::bigint * interval '1 microsecond')),
+       greatest(f.created_at, pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.created_at) + $6::bigint::float8 * interval '1 microsecond'),
+                pg_catalog.timezone('UTC', timestamp 'epoch' + $7::bigint::float8 * interval '1 microsecond')),
        f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key
   from onceq.job_fences f
  where f.class = ` + sqlOfJob + ` and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
@@ -936,17 +936,17 @@ returning id, run_at > created_at, 1`
 // has the answer of the two. It changes nothing, but only of what changes something Citus evaluates a setting on the coordinator.
 var (
 	waitApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "metadata)\n", "metadata, lane, lane_rule, path)\n",
-		"$9::text::jsonb)", "$9::text::jsonb, $10::text, $11::smallint, $12::text)", "nextval('onceq.ids')", "current_setting('onceq_drawn.id')::bigint").Replace(plainApart)
+		"$9::text::jsonb)", "$9::text::jsonb, $10::text, $11::smallint, $12::text)", "pg_catalog.nextval('onceq.ids')", "pg_catalog.current_setting('onceq_drawn.id')::bigint").Replace(plainApart)
 
 	waitOfFenceApart = strings.NewReplacer("into onceq.jobs", "into onceq.job_waits", "scope, key)\n", "scope, key, lane, lane_rule, path)\n",
 		"f.scope, f.key\n", "f.scope, f.key, $13::text, $14::smallint, $15::text\n").Replace(jobApart)
 
-	waitOfBatch = `update onceq.job_waits set claims = claims where id = current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1`
+	waitOfBatch = `update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1`
 
 	callOfBatch = `
 insert into onceq.lane_calls (slot, due, lane)
-values (` + laneSlot("$1::text") + `, greatest(statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 microsecond',
-                                               timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text)`
+values (` + laneSlot("$1::text") + `, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
+                                               timestamptz 'epoch' + $3::bigint::float8 * interval '1 microsecond'), $1::text)`
 )
 
 // queueParts adds to the caller's batch what comes before its last statement, which it returns.
@@ -995,4 +995,4 @@ func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []an
 const openApart = `select ` + limitIdling + `, null, pg_current_xact_id()::text`
 
 // statusApart is the coordinator's part of what Status asks: see newHandlerTx.
-const statusApart = `select coalesce(pg_xact_status($1::text::xid8), '')`
+const statusApart = `select coalesce(pg_catalog.pg_xact_status($1::text::xid8), '')`

@@ -18,7 +18,7 @@ insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, cla
 select 0, $5::timestamptz, $5::timestamptz, $4::bigint, ` + sqlOfEvent + `, ` + sqlCompleted + `, $1::text, $2::text, $3::text::jsonb from onceq.meta
 on conflict (key, scope, class) do update
    set state = ` + sqlCompleted + `, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
- where f.state <> ` + sqlCompleted + ` or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.finished_at
+ where f.state <> ` + sqlCompleted + ` or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.finished_at
 returning 1`
 
 // cameApart gives the event to those who wait for it, and returns the jobs that were given back until then, each with its claims.
@@ -28,7 +28,7 @@ with came as (
    where a.key = $2::text and a.scope = $1::text and a.state = ` + sqlOpen + ` and a.scope <> ''
   returning a.job_id, a.claims
 )
-select array_agg(job_id order by job_id), array_agg(claims order by job_id) from came where claims > 0`
+select pg_catalog.array_agg(job_id order by job_id), pg_catalog.array_agg(claims order by job_id) from came where claims > 0`
 
 // dueApart makes those of the jobs run that nobody has claimed since. asideApart is the same for those that wait for their lane again.
 const (
@@ -37,7 +37,7 @@ with due as materialized (
   select j.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
          select id from onceq.jobs
           where id = u.id and claims = u.claims and leased_until is null and run_at > $3::timestamptz
-            and (lane is null or right(lane, 2) <> ` + sqlSep + ` || '` + slotMark + `')
+            and (lane is null or pg_catalog.right(lane, 2) <> ` + sqlSep + ` || '` + slotMark + `')
             for update) j
 )
 update onceq.jobs j set run_at = $3::timestamptz from due where j.id = any (array[due.id])`
@@ -53,7 +53,7 @@ back as (
   update onceq.job_waits w set run_at = $3::timestamptz from aside where w.id = any (array[aside.id])
   returning w.lane
 )
-select array_agg(distinct lane) from back`
+select pg_catalog.array_agg(distinct lane) from back`
 )
 
 func emitInParts(p *parts, args []any, read func(pgx.Rows) error) error {
@@ -98,7 +98,7 @@ const (
 	isHeld = `exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)`
 
 	notFree = `f.state = ` + sqlCompleted + ` and not (f.lifetime = 0 and f.finished_at is not null
-                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at)`
+                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at)`
 
 	meetApart = `
 insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
@@ -184,7 +184,7 @@ noted as (
     from w
    where a.job_id = any (array[w.job_id]) and a.scope = w.scope and a.key = w.key
 )
-select n, case when state = ` + sqlOpen + ` then greatest(0, (extract(epoch from until - statement_timestamp()) * 1000000)::bigint) else 0 end from w`
+select n, case when state = ` + sqlOpen + ` then greatest(0, (extract(epoch from until - statement_timestamp()) * 1e6)::bigint) else 0 end from w`
 
 // awaitLinedInParts sends what retryAwaitingLaned and retryAwaitingLimited send.
 func awaitLinedInParts(p *parts, args []any, read func(pgx.Rows) error) error {

@@ -38,10 +38,10 @@ func groupsApart(statement string) inParts {
 }
 
 // refsApart is readRefs with what the sequence says, which is on the coordinator.
-var refsApart = strings.Replace(readRefs, "coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)", "$3::bigint", 1)
+var refsApart = strings.Replace(readRefs, "coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)", "$3::bigint", 1)
 
 func refsInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	const sequence = `select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)`
+	const sequence = `select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
 	var last int64
 	if err := p.send(sequence, nil, row(&last)); err != nil {
 		return err
@@ -102,8 +102,8 @@ func membersInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 // lockToldApart locks those who wait for jobs that come back. tellApart tells how jobs ended, and returns the lines of the groups.
 var (
 	lockToldApart = `
-select count(w.id)
-  from (select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (
+select pg_catalog.count(w.id)
+  from (select distinct m.group_id from pg_catalog.unnest($1::bigint[]) as u(id) cross join lateral (
                select group_id from onceq.job_members where job_id + 0 = u.id) m
          order by m.group_id) g
  cross join lateral (
@@ -118,7 +118,7 @@ with told as (
      and ((m.state = 0) = (g.state <> 0) or g.state = ` + sqlJobCancelled + ` and m.state in (` + sqlJobDead + `, ` + sqlJobHeld + `))
   returning m.group_id
 )
-select array_agg(distinct ` + followLine("group_id") + `) from told`
+select pg_catalog.array_agg(distinct ` + followLine("group_id") + `) from told`
 )
 
 // ends are jobs whose ends are told, or that come back, with state 0.
@@ -213,7 +213,7 @@ func endToldInParts(answer string) inParts {
 
 // sweepApart is sweepMembers without the calls, whose lines it returns.
 var sweepApart = sweepMembers[:strings.Index(sweepMembers, "),\ncall as (")] + `)
-select array_agg(distinct ` + followLine("group_id") + `), statement_timestamp() from found where state <> 0`
+select pg_catalog.array_agg(distinct ` + followLine("group_id") + `), statement_timestamp() from found where state <> 0`
 
 func (p *parts) sweep() error {
 	var lines []string
@@ -305,7 +305,7 @@ func (p *parts) tellBack(ids []int64) error {
 // forgetApart is forgetMembers without the calls, whose lines it returns.
 var forgetApart = forgetMembers[:strings.Index(forgetMembers, "call as (")] +
 	forgetMembers[strings.Index(forgetMembers, "last as ("):strings.Index(forgetMembers, "\nselect (select count(*) from call)")] + `
-select (select array_agg(distinct ` + followLine("group_id") + `) from gone), statement_timestamp(), (select count(*) from chunk),
+select (select pg_catalog.array_agg(distinct ` + followLine("group_id") + `) from gone), statement_timestamp(), (select count(*) from chunk),
        coalesce((select group_id from last), 0), coalesce((select job_id from last), 0)`
 
 // forget goes on with the walk over the members behind last.

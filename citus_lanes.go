@@ -294,7 +294,7 @@ insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max
 select j.id, u.run_at, j.created_at, j.claims, least(j.lost, u.most)::smallint, (case when u.reset then 0 else j.attempts + u.spent end)::smallint,
        j.max_attempts, j.priority, j.queue, j.kind, j.scope, j.key, j.payload, j.payload_bytes, j.metadata,
        case when u.error = '' then j.errors else
-         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
+         case when pg_catalog.jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
        u.identity, u.line, j.lane_rule, nullif(u.path, ''), case when u.run_at < statement_timestamp() then statement_timestamp() end
   from onceq.jobs j
   join unnest($1::bigint[], $2::int[], $3::bigint[], $4::timestamptz[], $5::int[], $6::bool[], $7::int[], $8::text[], $9::bigint[], $10::text[], $11::text[])
@@ -306,12 +306,12 @@ with gone as (
    where ` + heldByEach + `
   returning j.id
 )
-select case when (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end`
+select case when (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end`
 
 	// askedApart is the answer for jobs that were given back, with the tokens $3.
 	askedApart = `
 select null, $3::bigint[],
-       (select array_agg(x.job_id)
+       (select pg_catalog.array_agg(x.job_id)
           from unnest($1::bigint[], $2::timestamptz[]) as u(id, created_at)
          cross join lateral (select job_id from onceq.job_cancels where job_id = u.id and requested_at >= u.created_at offset 0) x), null`
 )
@@ -518,7 +518,7 @@ select id, lane, coalesce(path, ''), ` + isMember + `, statement_timestamp() fro
 
 // hurryApart is hurryWaits without the calls, whose lanes it returns.
 var hurryApart = hurryWaits[:strings.Index(hurryWaits, ",\ncall as (")] + `
-select count(*), array_agg(distinct lane), statement_timestamp() from hurried`
+select count(*), pg_catalog.array_agg(distinct lane), statement_timestamp() from hurried`
 
 func hurryWaitsInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	var n int
@@ -591,7 +591,7 @@ func putOffInParts(p *parts, args []any, _ func(pgx.Rows) error) error {
 
 // readBack says of jobs in the history, which are locked, how they come back. $2 is as $4 of redriveJobs. ledApart gives the groups that
 // they are members of.
-const ledApart = `select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m`
+const ledApart = `select distinct m.group_id from pg_catalog.unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m`
 
 var readBack = `
 select d.id, d.run_at, d.created_at, coalesce(d.lane, ''), d.if_dead,

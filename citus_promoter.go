@@ -15,7 +15,7 @@ import (
 
 // alone runs parts in one transaction that holds locks for which others wait, or which they pass over.
 func (q *Queue) alone(ctx context.Context, db DB, fn func(p *parts) error) error {
-	const settings = `select set_config('idle_in_transaction_session_timeout', '10s', true)`
+	const settings = `select pg_catalog.set_config('idle_in_transaction_session_timeout', '10s', true)`
 	return atomically(ctx, db, way{settings: settings}, func(db DB) error {
 		p := &parts{ctx: ctx, q: q, db: db}
 		if err := p.send(guardNode, nil, noRows); err != nil {
@@ -29,9 +29,9 @@ func (q *Queue) alone(ctx context.Context, db DB, fn func(p *parts) error) error
 const guardNode = guardPlans + ` from onceq.meta`
 
 // lockApart is lockCalls for slots that are returned.
-var lockApart = lockCalls[:strings.Index(lockCalls, "select set_config(")] + `select array(select slot from mine),
+var lockApart = lockCalls[:strings.Index(lockCalls, "select pg_catalog.set_config(")] + `select array(select slot from mine),
        (select count(*) from due where slot >= 0), (select count(*) from mine),
-       coalesce((select extract(epoch from due - statement_timestamp()) * 1000000 from next where due < 'infinity'), 0)::bigint,
+       coalesce((select extract(epoch from due - statement_timestamp()) * 1e6 from next where due < 'infinity'), 0)::bigint,
        exists (select from due where slot = -1), statement_timestamp()`
 
 // takeCalls deletes the calls that are due since $1 in the slots $3, up to $2 of each, and returns them.
@@ -54,21 +54,21 @@ func chooseApart(next, ours, paid, again string) string {
 	live, at := by.inOrder("live")
 	goes, then := by.inOrder("goes")
 	return `
-with ` + roomIn(`(select distinct lane from unnest($1::text[]) as u(lane))`) + next + `ours (id, lane, priority, run_at, slot, goes_on) as materialized (
+with ` + roomIn(`(select distinct lane from pg_catalog.unnest($1::text[]) as u(lane))`) + next + `ours (id, lane, priority, run_at, slot, goes_on) as materialized (
   select ` + ours + `),
 live as materialized (select * from ours where not goes_on),
 goes as materialized (select * from ours where goes_on)
 select statement_timestamp(), l.*, g.*, p.*, c.*
-  from (select array_agg(id), array_agg(queue), array_agg(path), array_agg(at), array_agg(slotted)
+  from (select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(path), pg_catalog.array_agg(at), pg_catalog.array_agg(slotted)
           from (select o.id, w.queue, coalesce(w.path, w.lane) as path, case when o.slot > statement_timestamp() then o.slot else o.at end as at, o.slot is not null as slotted
                   from (select id, slot, ` + at + ` as at from ` + live + `) o
                  cross join lateral (select queue, lane, path from onceq.job_waits where id = o.id offset 0) w) o) l
- cross join (select array_agg(id), array_agg(path), array_agg(at)
+ cross join (select pg_catalog.array_agg(id), pg_catalog.array_agg(path), pg_catalog.array_agg(at)
                from (select o.id, w.path, o.at
                        from (select id, ` + then + ` as at from ` + goes + `) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
- cross join (select array_agg(lane), array_agg(free_at), array_agg(gap) from (select ` + paid + `) p (lane, free_at, gap, paid_at)) p
- cross join (select array_agg(lane), array_agg(due) from (select ` + strings.ReplaceAll(again, "$4", "$2") + `) a (slot, due, lane)) c`
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select ` + paid + `) p (lane, free_at, gap, paid_at)) p
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(due) from (select ` + strings.ReplaceAll(again, "$4", "$2") + `) a (slot, due, lane)) c`
 }
 
 const (
@@ -250,10 +250,10 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping boo
 // locked, and lookAtMembers says of the others that have no unfinished member what becomes of them.
 const (
 	lockFollowing = `
-select w.id from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w`
+select w.id from pg_catalog.unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w`
 
 	notLocked = `
-select u.lane from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
+select u.lane from pg_catalog.unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
  where coalesce(w.id <> all ($2::bigint[]), true)`
 )
 
@@ -264,10 +264,10 @@ select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestam
             when w.path = '' and ` + twin("u.id") + ` then 'blocked'
             when w.path = '' then 'lives'
             else 'queues' end
-  from unnest($1::bigint[]) as u(id)
+  from pg_catalog.unnest($1::bigint[]) as u(id)
  cross join lateral (select lane, path, queue, run_at, if_dead from onceq.job_waits where id = u.id offset 0) w
  cross join lateral (
-       select bool_or(state = ` + sqlJobHeld + `) as held, bool_or(state = ` + sqlJobDead + `) as dead, bool_or(state = ` + sqlJobCancelled + `) as cancelled
+       select pg_catalog.bool_or(state = ` + sqlJobHeld + `) as held, pg_catalog.bool_or(state = ` + sqlJobDead + `) as dead, pg_catalog.bool_or(state = ` + sqlJobCancelled + `) as cancelled
          from onceq.job_members where group_id = u.id) s
  where not ` + isOpen("u.id")
 
@@ -371,7 +371,7 @@ with heard as materialized (
 gone as (
   delete from onceq.lane_calls where ctid = any (array(select place from heard))
 )
-select array_agg(lane), statement_timestamp() from heard`
+select pg_catalog.array_agg(lane), statement_timestamp() from heard`
 
 	// pageApart finds the first $1 lanes of families that have waiting jobs.
 	pageApart = `
@@ -391,11 +391,11 @@ select lane, first from lane limit $1::int`
 
 	onwardApart = `
 insert into onceq.lane_calls (slot, due, lane)
-select -1, $1::timestamptz, u.lane from onceq.meta, unnest($2::text[]) as u(lane)`
+select -1, $1::timestamptz, u.lane from onceq.meta, pg_catalog.unnest($2::text[]) as u(lane)`
 
 	putOffAll = `
 with put_off as (
-  update onceq.lane_calls set due = due + $1::bigint * interval '1 microsecond'
+  update onceq.lane_calls set due = due + $1::bigint::float8 * interval '1 microsecond'
    where slot = -1 and lane = '' and due > statement_timestamp()
 )
 select 1`
@@ -531,8 +531,8 @@ func (q *Queue) lookAtFamiliesInParts(ctx context.Context, db *pgxpool.Pool) (n 
 var reslotApart = reslotJobs[:strings.Index(reslotJobs, "paid as (")] +
 	reslotJobs[strings.Index(reslotJobs, "slot as materialized ("):strings.Index(reslotJobs, ",\nlater as (")] +
 	reslotJobs[strings.Index(reslotJobs, "\nselect array(select id from slot"):] + `,
-       (select base + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond' from rate), (select gap from rate), (select base from rate),
-       array(select coalesce(other, id) from change order by id), array(select statement_timestamp() + ahead * interval '1 microsecond' from change order by id)`
+       (select base + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond' from rate), (select gap from rate), (select base from rate),
+       array(select coalesce(other, id) from change order by id), array(select statement_timestamp() + ahead::float8 * interval '1 microsecond' from change order by id)`
 
 const laterApart = `
 update onceq.jobs j set run_at = u.at, leased_until = null, holder = null

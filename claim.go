@@ -199,7 +199,7 @@ c as materialized (
             for update skip locked) j
    limit $8::bigint
 ),
-first_alone as materialized (select min(n) as n from c where alone)` + claimThem + `,
+first_alone as materialized (select pg_catalog.min(n) as n from c where alone)` + claimThem + `,
        ahead = null
   from c, first_alone a
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null, j.lane, j.lane_rule`
@@ -239,7 +239,7 @@ const claimInTurn = `
 with row as materialized (
   select ctid as place, priority, run_at, id, coalesce(until_at, run_at) as until_at, coalesce(until_id, id) as until_id, until_at is not null as back,
          run_at <= statement_timestamp() and at <= statement_timestamp() and at > statement_timestamp() - interval '5 seconds' as counts,
-         until_at is not null or run_at > statement_timestamp() or at > statement_timestamp() or at <= statement_timestamp() - $11::bigint * interval '1 microsecond' as old
+         until_at is not null or run_at > statement_timestamp() or at > statement_timestamp() or at <= statement_timestamp() - $11::bigint::float8 * interval '1 microsecond' as old
     from onceq.turns
    where queue = $3::text and kinds = $10::bigint
      for update skip locked
@@ -292,7 +292,7 @@ began as (
 const claimOne = `
 with c as materialized (
   select j.id, u.n
-    from unnest($3::bigint[]) with ordinality as u(id, n)
+    from pg_catalog.unnest($3::bigint[]) with ordinality as u(id, n)
    cross join lateral (
          select id from onceq.jobs
           where id = u.id and coalesce(queue, '') = $4::text and kind = any ($5::text[]) and run_at <= statement_timestamp()
@@ -313,7 +313,7 @@ const (
  where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
 	claimThem = `
 update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
        holder = $2::bigint,
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767)`

@@ -102,16 +102,16 @@ type CountFilter struct {
 
 var readCounts = `
 with t as materialized (
-  select date_trunc('minute', statement_timestamp() - $4::bigint * interval '1 microsecond') as now
+  select pg_catalog.date_trunc('minute', statement_timestamp() - $4::bigint::float8 * interval '1 microsecond') as now
 )
-select t.now - $5::int * interval '1 minute', m.*
+select t.now - $5::int::float8 * interval '1 minute', m.*
   from t
  cross join lateral (
-       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + floor(extract(epoch from c.minute - t.now) / 60)::int as at,
-              sum(c.started)::bigint, sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.dead)::bigint, sum(c.took)::bigint,
-              ` + sqlDurations(`sum(c.durations[%d])::bigint`) + `
+       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int as at,
+              pg_catalog.sum(c.started)::bigint, pg_catalog.sum(c.completed)::bigint, pg_catalog.sum(c.failed)::bigint, pg_catalog.sum(c.dead)::bigint, pg_catalog.sum(c.took)::bigint,
+              ` + sqlDurations(`pg_catalog.sum(c.durations[%d])::bigint`) + `
          from onceq.job_counts c
-        where c.minute >= t.now - $5::int * interval '1 minute' and c.minute < t.now
+        where c.minute >= t.now - $5::int::float8 * interval '1 minute' and c.minute < t.now
           and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
         group by c.queue, of_kind, at) m
  order by m.queue, m.of_kind, m.at`
@@ -283,7 +283,7 @@ func (t *tally) leave() {
 // order of their keys.
 var writeCounts = `
 with u as materialized (
-  select date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
+  select pg_catalog.date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
     from ` + counted + `
 ),
 written as (

@@ -209,10 +209,10 @@ func (c *claimer) drainQuarantined(ctx context.Context, f *feed) (int, error) {
 // that are not in $2. It returns the places of the queues from 1 on.
 const findLost = `
 select q.n, j.ids, j.lost, j.unknown
-  from unnest($1::text[]) with ordinality as q(queue, n)
+  from pg_catalog.unnest($1::text[]) with ordinality as q(queue, n)
  cross join lateral (
-       select array_agg(j.id) filter (where j.kind = any ($2::text[])) as ids, array_agg(j.lost) filter (where j.kind = any ($2::text[])) as lost,
-              array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[])) as unknown
+       select pg_catalog.array_agg(j.id) filter (where j.kind = any ($2::text[])) as ids, pg_catalog.array_agg(j.lost) filter (where j.kind = any ($2::text[])) as lost,
+              pg_catalog.array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[])) as unknown
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
               select id, kind, leased_until, lost + (leased_until is not null)::int as lost

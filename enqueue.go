@@ -208,7 +208,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && keyed {
 			// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
-			const draw = `select array_agg(nextval('onceq.ids')), statement_timestamp() from generate_series(1, $1::int)`
+			const draw = `select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestamp() from pg_catalog.generate_series(1, $1::int)`
 			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids, &at); err != nil {
 				return fmt.Errorf("onceq: drawing ids: %w", err)
 			}
@@ -438,18 +438,18 @@ const (
 const sqlWhoWaits = `case when run_at >= statement_timestamp() + interval '2 seconds' then 1
                when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               else 1 end * (current_setting('transaction_isolation') = 'read committed')::int`
+               else 1 end * (pg_catalog.current_setting('transaction_isolation') = 'read committed')::int`
 
 const insertPlain = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
-values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
+values (pg_catalog.nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
 returning id, false, 1`
 
 const insertKeyed = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id offset 0) n
   on conflict do nothing
   returning job_id
 )
@@ -463,7 +463,7 @@ const insertKeyedInBatch = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id offset 0) n
   on conflict do nothing
   returning job_id
 )
@@ -482,17 +482,17 @@ const insertGeneral = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select ` + sqlOfJob + `, $6::text, $7::text, ` + sqlQueued + `, n.id, n.id << ` + sqlTokenBits + `, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
   on conflict do nothing
   returning job_id
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
 select job_id,
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
        statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
        $6::text, $7::text
-  from (select case when $7::text is null then nextval('onceq.ids')
+  from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
                     else coalesce((select job_id from fence),
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
@@ -544,18 +544,18 @@ var insertLaned = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select ` + sqlOfJob + `, $6::text, $7::text, ` + sqlQueued + `, n.id, n.id << ` + sqlTokenBits + `, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
   on conflict do nothing
   returning job_id
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
   select job_id,
-         greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                  timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+         greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
          statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
          $6::text, $7::text, $16::text, $17::smallint, $18::text
-    from (select case when $7::text is null then nextval('onceq.ids')
+    from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
                       else coalesce((select job_id from fence),
                                     onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
    where job_id is not null
@@ -581,14 +581,14 @@ select id, run_at > statement_timestamp(),
 
 const insertPlainMany = `
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -602,22 +602,22 @@ job as (
     from input i
    where true
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0), null::bigint[]`
 
 const insertKeyedMany = `
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -640,12 +640,12 @@ job as (
     from input i
    where (select scope from header) = '' or i.id in (select job_id from fence)
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0),
-       (select array_agg(job_id) from fence)`
+       (select pg_catalog.array_agg(job_id) from fence)`
 
 // insertManyGeneral takes any jobs.
 const insertManyGeneral = anyJobs + `
@@ -715,7 +715,7 @@ select`, `         nullif(h.scope, ''), nullif(i.key, ''), nullif(h.lane_rule, 0
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind,
                           payload, payload_bytes, metadata, scope, key, lane, lane_rule, path, if_dead)
-  select i.id, greatest(c.at + h.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond'), c.at, h.max_attempts, h.priority, h.queue, h.kind,
+  select i.id, greatest(c.at + h.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond'), c.at, h.max_attempts, h.priority, h.queue, h.kind,
          nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
          nullif(h.scope, ''), nullif(i.key, ''), case when h.if_dead is null then i.lane else `+followLine("i.id")+` end, h.lane_rule,
          case when h.if_dead is null then nullif(i.path, '') else i.path end, h.if_dead
@@ -736,14 +736,14 @@ select`,
 const (
 	anyJobs = `
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -772,14 +772,14 @@ job as (
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted)
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select h.queue, count(*) as jobs
                   from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
                  where h.due < statement_timestamp() + interval '2 seconds'
                  group by h.queue) h),
-       (select array_agg(job_id) from accepted)`
+       (select pg_catalog.array_agg(job_id) from accepted)`
 )
 
 // columns are the arrays in which many jobs are sent. Arrays that no job needs stay nil.

@@ -285,14 +285,14 @@ const lockOld = time.Second
 func (x *explaining) locked(ctx context.Context, age time.Duration, ids ...int64) (r Reason, is bool, err error) {
 	const read = `
 select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
-       coalesce(a.state = 'active' and strpos(a.query, 'onceq.') > 0, false)
+       coalesce(a.state = 'active' and pg_catalog.strpos(a.query, 'onceq.') > 0, false)
   from (select id, xmax from onceq.jobs where id = any ($1::bigint[])
         union all
         select id, xmax from onceq.job_waits where id = any ($1::bigint[])) j
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
  where l.pid is distinct from pg_backend_pid()
-   and (a.xact_start <= statement_timestamp() - $2::bigint * interval '1 microsecond') is not false
+   and (a.xact_start <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond') is not false
  order by j.id limit 1`
 	switch citus, err := x.q.onCitus(ctx, x.db); {
 	case err != nil:
@@ -434,7 +434,7 @@ const readyLong = 2 * time.Second
 // readElsewhere counts the jobs of queues that given workers have.
 const readElsewhere = `
 select count(*)
-  from unnest($1::text[]) q (queue)
+  from pg_catalog.unnest($1::text[]) q (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select leased_until, holder from onceq.jobs
@@ -545,7 +545,7 @@ type holders struct {
 // holds, because that reads them all.
 func holdersOf(lane, when string) string {
 	return `(
-       select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
+       select pg_catalog.array_agg(id order by place) as ids, pg_catalog.array_agg(queue order by place) as queues, pg_catalog.array_agg(kind order by place) as kinds
          from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
                       case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
                  from ` + liveIn(lane) + ` order by p.id limit 10) f) a

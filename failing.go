@@ -20,24 +20,24 @@ const failingFrom = 10
 const readFailing = `
 with counted as materialized (
   select queue, kind, minute, completed, failed + dead as bad,
-         max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
+         pg_catalog.max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
     from onceq.job_counts
    where minute >= statement_timestamp() - interval '1 hour'
 ),
 failing as materialized (
-  select queue, kind, min(minute) filter (where bad > 0) as since, max(minute) as latest, sum(bad)::bigint as bad, sum(completed)::bigint as completed
+  select queue, kind, pg_catalog.min(minute) filter (where bad > 0) as since, pg_catalog.max(minute) as latest, pg_catalog.sum(bad)::bigint as bad, pg_catalog.sum(completed)::bigint as completed
     from counted
    where good is null or minute > good
    group by queue, kind
-  having sum(bad) >= $1::int
-   order by sum(bad) desc, queue, kind
+  having pg_catalog.sum(bad) >= $1::int
+   order by pg_catalog.sum(bad) desc, queue, kind
    limit 20
 )
 select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coalesce(e.n, 0), coalesce(e.looked, 0)
   from failing f
   left join lateral (
-       select min(text) as text, count(*) as n, sum(count(*)) over ()::bigint as looked
-         from (select left(j.errors -> -1 ->> 'error', 300) as text
+       select pg_catalog.min(text) as text, count(*) as n, pg_catalog.sum(count(*)) over ()::bigint as looked
+         from (select pg_catalog.left(j.errors -> -1 ->> 'error'::text, 300) as text
                  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                 cross join lateral (
                       (select kind, errors from onceq.jobs
@@ -47,12 +47,12 @@ select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coale
                         where queue = f.queue and priority = p.priority and run_at <= statement_timestamp() order by run_at, id limit 300)) j
                 where j.kind = f.kind
                union all
-               select left(h.errors -> -1 ->> 'error', 300)
+               select pg_catalog.left(h.errors -> -1 ->> 'error'::text, 300)
                  from (select kind, errors from onceq.job_history
                         where queue = f.queue and state = ` + sqlJobDead + ` order by id desc limit 300) h
                 where h.kind = f.kind) e
         where text <> ''
-        group by regexp_replace(text, '[0-9]+', '#', 'g')
+        group by pg_catalog.regexp_replace(text, '[0-9]+', '#', 'g')
         order by 2 desc, 1
         limit 1) e on true
  where e.n > 0 or f.latest >= statement_timestamp() - interval '10 minutes'

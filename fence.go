@@ -44,7 +44,7 @@ import (
 // in jobs nor dead, cancelled or held in job_history. From then on the table above applies, and it applies to an unknown
 // outcome too.
 const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))`
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))`
 
 // effectMark says which job an effect belongs to, and to which round of that job. It is the job's identity: the job's time
 // of creation in microseconds, plus one for each Reschedule. The id would not be enough: after the sequence was set back, a
@@ -55,17 +55,17 @@ func (l *Lease) effectMark() []byte {
 
 // identityOf is the identity of the job in the row j.
 func identityOf(j string) string {
-	return fmt.Sprintf(`coalesce(%[1]s.identity, (extract(epoch from %[1]s.created_at) * 1000000)::bigint)`, j)
+	return fmt.Sprintf(`coalesce(%[1]s.identity, (extract(epoch from %[1]s.created_at) * 1e6)::bigint)`, j)
 }
 
 // ofRound says that the effect f belongs to the present round of the job in the row j, and ofJob that it belongs to any of
 // its rounds. An effect without a mark counts as the job's.
 func ofRound(j string) string {
-	return `coalesce(f.fingerprint = int8send(` + identityOf(j) + `), true)`
+	return `coalesce(f.fingerprint = pg_catalog.int8send(` + identityOf(j) + `), true)`
 }
 
 func ofJob(j string) string {
-	return `coalesce(f.fingerprint between int8send((extract(epoch from ` + j + `.created_at) * 1000000)::bigint) and int8send(` + identityOf(j) + `), true)`
+	return `coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from ` + j + `.created_at) * 1e6)::bigint) and pg_catalog.int8send(` + identityOf(j) + `), true)`
 }
 
 // effectsOf says that f is an effect of the job in the row j, or of another job that had its id.
@@ -252,8 +252,8 @@ select exists (select from ok), m.token, m.leased_until, m.created_at, m.identit
 const insertFence = jobHolds + `
 mine as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
-  select $4::smallint, $5::text, $6::text, ` + sqlClaimed + `, nullif($1::bigint, 0), nextval('onceq.ids') << ` + sqlTokenBits + `, $7::bigint,
-         statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
+  select $4::smallint, $5::text, $6::text, ` + sqlClaimed + `, nullif($1::bigint, 0), pg_catalog.nextval('onceq.ids') << ` + sqlTokenBits + `, $7::bigint,
+         statement_timestamp() + $8::bigint::float8 * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
   returning token, leased_until, created_at, identity` + claimAnswer
@@ -265,11 +265,11 @@ mine as (
 // An effect of another job that is in the history and may be redriven is not taken, unless nothing of it was applied: a
 // redrive would do it again. The statement raises an error instead.
 var takeFence = jobHolds + `
-n as materialized (select nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
+n as materialized (select pg_catalog.nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
 mine as (
   update onceq.job_fences f
      set state = ` + sqlClaimed + `, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
-         leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
+         leased_until = statement_timestamp() + $8::bigint::float8 * interval '1 microsecond',
          created_at = case when $12::bool then f.created_at else statement_timestamp() end,
          identity = case when $12::bool then f.identity end,
          fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,

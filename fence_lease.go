@@ -104,7 +104,7 @@ with done as (
 const extendFence = `
 with done as (
   update onceq.job_fences f
-     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
+     set leased_until = statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
          detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
 
 func (c *FenceLease) guard(more ...any) []any {

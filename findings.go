@@ -229,9 +229,9 @@ const headSize = 200
 // readHead gives, of the first $3 jobs of each priority that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
 // nobody has one that has been due for longer than $2.
 const readHead = `
-select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*), min(j.run_at),
-       bool_or(j.run_at < statement_timestamp() - $2::bigint * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
-  from unnest($1::text[]) n (queue)
+select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catalog.max(j.lost), count(*), pg_catalog.min(j.run_at),
+       pg_catalog.bool_or(j.run_at < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
+  from pg_catalog.unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select id, kind, lost, run_at, leased_until from onceq.jobs
@@ -336,10 +336,10 @@ func (x *examination) versions(context.Context) error {
 func (x *examination) calls(ctx context.Context) error {
 	const unanswered = `
 select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
-  from generate_series(0, 15) s (slot)
+  from pg_catalog.generate_series(0, 15) s (slot)
  cross join lateral (
        select lane, due from onceq.lane_calls
-        where slot = s.slot::smallint and due < statement_timestamp() - $1::bigint * interval '1 microsecond'
+        where slot = s.slot::smallint and due < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
         order by due limit 1) c
  order by c.due
  limit 1`
@@ -372,7 +372,7 @@ select l.lane, w.waiting
  cross join lateral ` + waitingIn("l.lane", "1000") + ` w
  where l.lane is not null
    and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, ` + familyOf("l.lane") + `]) and s.n is not null)
-   and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+   and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane`
 
 // unset looks for limits that nobody has set, so that one job of each runs at a time, and for which jobs have waited for long.
@@ -416,22 +416,22 @@ with recursive line (lane, k) as (
   select l.lane, h.id, h.since, h.worker
     from line l
    cross join lateral (
-         select count(*) as live, (array_agg(id order by since) filter (where goes_on))[1] as id, min(since) filter (where goes_on) as since,
-                (array_agg(worker order by since) filter (where goes_on))[1] as worker
+         select count(*) as live, (pg_catalog.array_agg(id order by since) filter (where goes_on))[1] as id, pg_catalog.min(since) filter (where goes_on) as since,
+                (pg_catalog.array_agg(worker order by since) filter (where goes_on))[1] as worker
            from (select j.id, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
-                        case when (j.progress ->> 'claims')::bigint = j.claims then (j.progress ->> 'since')::timestamptz -- beats write it
-                             else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0) * interval '1 microsecond' end as since
+                        case when (j.progress ->> 'claims'::text)::bigint = j.claims then (j.progress ->> 'since'::text)::timestamptz -- beats write it
+                             else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0)::float8 * interval '1 microsecond' end as since
                    from onceq.lane_places p
                   cross join lateral (select * from onceq.jobs where id = p.id and ` + placeOfJob + ` offset 0) j
                   where p.lane = l.lane and j.leased_until is not null
                   limit 1000) j) h
-   where l.lane is not null and h.since < statement_timestamp() - $2::bigint * interval '1 microsecond'
+   where l.lane is not null and h.since < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
      and h.live >= least(1000, ` + limitOf("l.lane") + `)
    limit 20)
 select h.lane, h.id, h.since, h.worker, w.waiting
   from hang h
  cross join lateral ` + waitingIn("h.lane", "1000") + ` w
- where w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by h.since, h.lane`
 
 // hangs looks for lanes and limits that are full because their jobs run for long, while others wait.
@@ -484,9 +484,9 @@ select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
   left join lateral (
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
-       select sum(took)::float8 / nullif(sum(completed + failed + dead), 0) / 1000000 as took
+       select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
          from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
- where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane`
 
 // slow looks for limits that allow so little that what waits for them takes hours.
@@ -527,7 +527,7 @@ func (x *examination) slow(ctx context.Context) error {
 func (x *examination) reaper(ctx context.Context) error {
 	const left = `
 select minute from onceq.job_counts
- where minute < statement_timestamp() - $1::bigint * interval '1 microsecond' - interval '1 hour'
+ where minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1`
 	return x.each(ctx, left, []any{countsKept.Microseconds()}, func(rows pgx.Rows) error {

@@ -298,7 +298,7 @@ func telling(statement string) string {
 
 // tellGone is a column that tells those who wait for the jobs in gone, or for those of them for which a condition holds.
 func tellGone(where string) string {
-	return `(select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone` + where + `)`
+	return `(select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone` + where + `)`
 }
 
 func completeOneWith(handOver string) string {
@@ -400,13 +400,13 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
+     set state = 3, token = g.id << 20 | g.claims::bigint, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )`
 	completeAnswer = `
-select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone)`
+select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone)`
 )
 
 // endJobs takes many jobs out of jobs, in any finished state, writes the history of those that are kept, and returns the
@@ -451,8 +451,8 @@ fence as (
 ),
 `
 	endAnswer = `
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(` + tokenOfRow + `) from gone), ` + wantHistory
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(` + tokenOfRow + `) from gone), ` + wantHistory
 )
 
 // writeHistory adds the jobs in gone to the history, unless they are not to be kept.
@@ -460,7 +460,7 @@ const writeHistory = `history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, ` + appendError + `
     from gone where keep <> 0` + olderRecord + `
@@ -486,8 +486,8 @@ const wantHistory = `(select onceq.id_taken(id) from gone where keep <> 0 and st
 
 // appendError adds an error to a job, of which the latest ten are kept, with its time and its attempt.
 const appendError = `case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
 
 // retryJobs makes jobs ready to run again. It returns the tokens of those whose guard held, and the ids of those among them
 // that somebody wants cancelled. $8 is how many lost leases at most go on counting (lostFrom). With $9 it raises an error if a
@@ -499,7 +499,7 @@ with u as materialized (
 ),
 ready as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
@@ -508,8 +508,8 @@ ready as (
    where ` + heldByEach + `
   returning j.id, j.claims, j.created_at
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
 // retryLaned is retryJobs for jobs with a lane. One whose rule is Overtake, and that does not run again at once, goes back
@@ -517,21 +517,21 @@ select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.le
 // with the places of their lanes, behind the jobs that are due before them, or if they are only given back, before those.
 var (
 	retryLaned = retryWith(retrying{
-		moves: `j.lane_rule & 1 = 1 and u.delay > 0`, stays: `(j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)`,
-		runAt: `statement_timestamp() + delay * interval '1 microsecond'`, lane: `lane, lane_rule, null`, due: `run_at`, handOver: handOver(true),
+		moves: `j.lane_rule & 1::smallint = 1 and u.delay > 0`, stays: `(j.lane_rule is null or j.lane_rule & 1::smallint = 0 or u.delay = 0)`,
+		runAt: `statement_timestamp() + delay::float8 * interval '1 microsecond'`, lane: `lane, lane_rule, null`, due: `run_at`, handOver: handOver(true),
 	})
 	retryLimited = retryWith(retrying{
 		moves: limitMoves, stays: `not coalesce(` + limitMoves + `, false)`,
 		leaves: `,
-            ` + laneIn("j.lane") + ` = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves`,
-		runAt:   `case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end`,
+            ` + laneIn("j.lane") + ` = '' or j.lane_rule & 1::smallint = 1 and u.delay > 0 as leaves`,
+		runAt:   `case when delay > 0 then statement_timestamp() + delay::float8 * interval '1 microsecond' else created_at end`,
 		columns: `, path`,
 		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, case when delay <= 0 then statement_timestamp() end, ` + unslotted("lane"),
 		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves", leasing{many: true}),
 	})
 )
 
-const limitMoves = `(strpos(j.lane, ` + sqlSep + `) > 0 or j.lane_rule & 1 = 1 and u.delay > 0)`
+const limitMoves = `(pg_catalog.strpos(j.lane, ` + sqlSep + `) > 0 or j.lane_rule & 1::smallint = 1 and u.delay > 0)`
 
 // retrying has the parts in which these two differ: which jobs go back to job_waits and which do not, a column that says that
 // a job leaves its lane too, and what is written there.
@@ -570,7 +570,7 @@ due as (
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
@@ -582,8 +582,8 @@ stay as (
 ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),` + r.handOver + `
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$10", "false") + `
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$10", "false") + `
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 }
 

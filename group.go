@@ -127,7 +127,7 @@ select case when not exists (select from ok) then onceq.lease_lost($1::bigint) e
 // $4. It gives the place of the first one that it finds, its id, and a group that it waits for. It gives up after so many.
 const findCycles = `
 with recursive up (id, root) as (
-  select u.id, u.id from unnest($1::bigint[]) as u(id)
+  select u.id, u.id from pg_catalog.unnest($1::bigint[]) as u(id)
   union
   select w.id, up.root
     from up
@@ -279,7 +279,7 @@ with page as materialized (
 )
 select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), coalesce(m.result::text, ''),
        coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.kind end, ''),
-       coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.errors -> -1 ->> 'error' end, '')
+       coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.errors -> -1 ->> 'error'::text end, '')
   from page m
   left join lateral (
        select ` + jobState + ` as state, j.kind, j.errors from onceq.jobs j where j.id = m.job_id and m.state is null
@@ -371,7 +371,7 @@ const countMembers = `
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
        coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and h.if_dead = ` + sqlDeadEnded + `), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true

@@ -127,7 +127,7 @@ func (q *Queue) CancelGroup(ctx context.Context, db DB, id int64) (cancelled, as
 // those. It looks at the first ten thousand jobs that wait, whether a member of each is
 // unfinished, and of a hundred of which none is at ten thousand members.
 var readStuck = `
-select w.id, (array_agg(m.job_id order by m.job_id) filter (where ` + isStuck + `))[:5], count(*) filter (where ` + isStuck + `)
+select w.id, (pg_catalog.array_agg(m.job_id order by m.job_id) filter (where ` + isStuck + `))[:5], count(*) filter (where ` + isStuck + `)
   from (select f.id, f.if_dead
           from (select id, if_dead from onceq.job_waits where lane > ` + sqlSep + ` and lane < ' ' order by lane limit 10000) f
          where not ` + isOpen("f.id") + `
@@ -135,7 +135,7 @@ select w.id, (array_agg(m.job_id order by m.job_id) filter (where ` + isStuck + 
  cross join lateral (
        select job_id, state from onceq.job_members where group_id = w.id order by job_id limit 10000) m
  group by w.id
-having bool_or(` + isStuck + `)
+having pg_catalog.bool_or(` + isStuck + `)
  order by w.id
  limit 20`
 

@@ -183,18 +183,18 @@ func (x *examination) each(ctx context.Context, statement string, args []any, sc
 func (x *examination) locks(ctx context.Context, age time.Duration) error {
 	const locks = `
 select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
-       string_agg(distinct c.relname::text, ', '), min(l.mode), bool_and(l.granted),
-       case when not bool_and(l.granted) then array_to_string(pg_blocking_pids(l.pid), ', ') else '' end
+       pg_catalog.string_agg(distinct c.relname::text, ', '), pg_catalog.min(l.mode), pg_catalog.bool_and(l.granted),
+       case when not pg_catalog.bool_and(l.granted) then pg_catalog.array_to_string(pg_catalog.pg_blocking_pids(l.pid), ', ') else '' end
   from pg_locks l
   join pg_class c on c.oid = l.relation
   left join pg_stat_activity a on a.pid = l.pid
  where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database())
    and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-   and c.relkind in ('r', 'p') and c.relnamespace = (select relnamespace from pg_class where oid = 'onceq.jobs'::regclass)
+   and c.relkind in ('r', 'p') and c.relnamespace = (select relnamespace from pg_class where oid = 'onceq.jobs'::regclass::oid)
    and l.pid is distinct from pg_backend_pid()
-   and (a.xact_start <= statement_timestamp() - $1::bigint * interval '1 microsecond') is not false
+   and (a.xact_start <= statement_timestamp() - $1::bigint::float8 * interval '1 microsecond') is not false
  group by l.pid, a.usename, a.application_name, a.state, a.xact_start
- order by bool_and(l.granted) desc, a.xact_start, 1
+ order by pg_catalog.bool_and(l.granted) desc, a.xact_start, 1
  limit 5`
 	var all []Finding
 	err := x.each(ctx, locks, []any{age.Microseconds()}, func(rows pgx.Rows) error {
@@ -233,10 +233,10 @@ func (x *examination) snapshots(ctx context.Context) error {
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        xact_start, extract(epoch from statement_timestamp() - xact_start)::bigint
   from pg_stat_activity a
- where coalesce(backend_xmin, backend_xid) is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where coalesce(backend_xmin, backend_xid) is not null and xact_start < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
    and (datname = current_database() or backend_type = 'walsender') and pid <> pg_backend_pid()
    and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid) -- one vacuum keeps no other one from its work
- order by greatest(age(backend_xmin), age(backend_xid)) desc, xact_start
+ order by greatest(pg_catalog.age(backend_xmin), pg_catalog.age(backend_xid)) desc, xact_start
  limit 1`
 	return x.each(ctx, snapshot, []any{x.limits.snapshot.Microseconds()}, func(rows pgx.Rows) error {
 		var pid, seconds int64
@@ -263,11 +263,11 @@ func (x *examination) keptBack(ctx context.Context) error {
 	const others = `
 select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
   from pg_prepared_xacts
- where database = current_database() and prepared < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where database = current_database() and prepared < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
 union all
-select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
+select 'replication_slot', slot_name::text, greatest(pg_catalog.age(xmin), pg_catalog.age(catalog_xmin))::bigint
   from pg_replication_slots
- where age(xmin) > $2::bigint`
+ where pg_catalog.age(xmin) > $2::bigint`
 	return x.each(ctx, others, []any{x.limits.snapshot.Microseconds(), x.limits.xids}, func(rows pgx.Rows) error {
 		var what, name string
 		var n int64
@@ -292,8 +292,8 @@ select c.relname,
        case when coalesce(s.last_vacuum, s.last_autovacuum, s.last_analyze, s.last_autoanalyze) is null
             then greatest(s.n_live_tup, c.reltuples::bigint, 0) else s.n_live_tup end,
        coalesce(s.n_dead_tup, 0),
-       current_setting('autovacuum')::bool and current_setting('track_counts')::bool
-         and not exists (select from pg_options_to_table(c.reloptions) where option_name = 'autovacuum_enabled' and not option_value::bool)
+       pg_catalog.current_setting('autovacuum')::bool and pg_catalog.current_setting('track_counts')::bool
+         and not exists (select from pg_catalog.pg_options_to_table(c.reloptions) where option_name = 'autovacuum_enabled' and not option_value::bool)
   from pg_class c
   left join pg_stat_all_tables s on s.relid = c.oid
  where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
@@ -321,10 +321,10 @@ select c.relname,
 // indexes looks for indexes that are far larger than their rows need.
 func (x *examination) indexes(ctx context.Context) error {
 	const indexes = `
-select t.relname, c.relname, pg_relation_size(c.oid)
+select t.relname, c.relname, pg_catalog.pg_relation_size(c.oid)
   from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
  where i.indrelid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
-   and pg_relation_size(c.oid) > $1::bigint
+   and pg_catalog.pg_relation_size(c.oid) > $1::bigint
  order by c.relname`
 	return x.each(ctx, indexes, []any{x.limits.index}, func(rows pgx.Rows) error {
 		var table, name string
@@ -343,7 +343,7 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 
 // pauses looks for queues and kinds that somebody may have forgotten to resume.
 func (x *examination) pauses(ctx context.Context) error {
-	const old = `select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name`
+	const old = `select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' order by what desc, name`
 	return x.each(ctx, old, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var p Pause
 		if err := p.scan(rows); err != nil {
@@ -358,7 +358,7 @@ func (x *examination) pauses(ctx context.Context) error {
 // which the limit is 0 it looks at the first 1,000 jobs: it does not find the others behind so many delayed ones.
 var readStill = `
 select s.lane, s.ids, -1
-  from (select lane, (array_agg(id order by id))[:5] as ids
+  from (select lane, (pg_catalog.array_agg(id order by id))[:5] as ids
           from (select s.lane, s.id
                   from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
                   join onceq.job_history h on h.id = s.id and ` + laneIn("h.lane") + ` = s.lane and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) h
@@ -371,14 +371,14 @@ select l.lane, '{}', l.n
    and (exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                  cross join lateral (
                        select from onceq.job_waits
-                        where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                        where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
                         limit 1) w)
      or ` + isFamilyLine("l.lane") + ` and exists (
                select from (select lane, run_at from onceq.job_waits
-                             where lane > l.lane and lane < left(l.lane, -1) || '0' -- which comes after the slash
+                             where lane > l.lane and lane < pg_catalog.left(l.lane, -1) || '0' -- which comes after the slash
                              order by lane, priority, run_at, id
                              limit 1000) w
-                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                where w.run_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
                   and not exists (select from onceq.lane_limits o where o.lane = w.lane and o.n is not null offset 0)))
  order by 1
  limit 20`

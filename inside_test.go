@@ -551,9 +551,9 @@ func TestStatement_WhatIsSentForEveryJob(t *testing.T) {
 	t.Parallel()
 	const begin, commit = `begin isolation level read committed read write`, `commit`
 	const hot = `
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end`
 	own := func(statement string) [][]string { return [][]string{{begin, hot, statement, commit}} }
 	tracer := new(sentTracer)
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
@@ -605,7 +605,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	for _, name := range []string{"claim", "complete"} {
 		want := own(named(onceq.HotStatements[name]))[0]
 		if name == "complete" {
-			want[1] += `, set_config('lock_timeout', '1000ms', true)` // see outbox.go
+			want[1] += `, pg_catalog.set_config('lock_timeout', '1000ms', true)` // see outbox.go
 		}
 		require.True(t, slices.ContainsFunc(sent, func(one []string) bool {
 			one = slices.DeleteFunc(slices.Clone(one), func(s string) bool { return strings.HasPrefix(s, "select what, name from ") }) // once a second

@@ -402,7 +402,7 @@ const (
 )
 
 // pastRows is how many rows a Page looks at of each such range.
-const pastRows = `greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100)`
+const pastRows = `greatest(5000 / ((select count(*) from past) * pg_catalog.cardinality($3::smallint[])), 100)`
 
 // rows reports whether the filter chooses by what is in no index, so that rows are looked at that it does not choose.
 func (f *Filter) rows() bool {
@@ -443,8 +443,8 @@ func (f *Filter) bound() (string, []any) {
 			queues = pastQueues
 		}
 		floors = append(floors, `
-       (select max(i.id)
-          from past p cross join unnest($3::smallint[]) s (state)
+       (select pg_catalog.max(i.id)
+          from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
          cross join lateral (
                select h.id from onceq.job_history h
                 where `+pastRange+pastOrder+` offset `+pastRows+` - 1 limit 1) i
@@ -522,11 +522,11 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 with recursive` + queues + `
 given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz` + floor + `),
 live as (` + liveJob + `
-   where cardinality($7::smallint[]) > 0 and ` + liveWhere + states + `
+   where pg_catalog.cardinality($7::smallint[]) > 0 and ` + liveWhere + states + `
    order by ` + liveOrder + ` desc limit $2::int
 ),
 waiting as (` + waitingJob + `
-   where cardinality($7::smallint[]) > 0 and ` + where("w") + strings.Replace(queue, "j.", "w.", 1) + waitStates + `
+   where pg_catalog.cardinality($7::smallint[]) > 0 and ` + where("w") + strings.Replace(queue, "j.", "w.", 1) + waitStates + `
    order by w.id desc limit $2::int
 ),
 ` + f.finished(pastJob, where("h"), past) + `
@@ -544,7 +544,7 @@ func (f *Filter) ofGroup(liveJob, waitingJob, pastJob string, after int64) (stri
 			queue = ` and ` + alias + `.queue = $4::text`
 		}
 		return `
-           where cardinality(` + states + `::smallint[]) > 0 and ` + alias + `.id = any (array[m.job_id])` + f.others(alias) + queue + ` and ` + state + ` = any (` + states + `::smallint[])`
+           where pg_catalog.cardinality(` + states + `::smallint[]) > 0 and ` + alias + `.id = any (array[m.job_id])` + f.others(alias) + queue + ` and ` + state + ` = any (` + states + `::smallint[])`
 	}
 	return `
 with given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint)
@@ -605,7 +605,7 @@ func (f *Filter) finished(pastJob, where string, past []int16) string {
 	}
 	return `finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (` + ranged + ` limit $2::int) i
    where p.queue is not null`
 }
@@ -687,26 +687,26 @@ waits (queue) as (
 const readStats = `
 with recursive` + liveQueues + waitingQueues + pastQueues + `
 names as materialized (
-  select unnest($1::text[]) collate "C" as queue
+  select pg_catalog.unnest($1::text[]) collate "C" as queue
   union
   select queue from (select queue from live union all select queue from waits union all select queue from past union all select queue from onceq.queues
                       union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
-       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1e6, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
        w.in_lane, w.in_limit, w.after_others
   from names n
  cross join lateral (
-       select sum(x.waiting)::bigint as waiting, sum(x.retrying)::bigint as retrying, sum(x.leased)::bigint as leased, sum(x.running)::bigint as running,
-              min(x.oldest) as oldest, max(x.seen) as seen
+       select pg_catalog.sum(x.waiting)::bigint as waiting, pg_catalog.sum(x.retrying)::bigint as retrying, pg_catalog.sum(x.leased)::bigint as leased, pg_catalog.sum(x.running)::bigint as running,
+              pg_catalog.min(x.oldest) as oldest, pg_catalog.max(x.seen) as seen
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
               select count(*) filter (where j.free and j.fresh) as waiting, count(*) filter (where j.free and not j.fresh) as retrying,
                      count(*) filter (where not j.free) as leased, count(*) filter (where not j.free and j.ahead is null) as running,
-                     min(j.run_at) filter (where j.free) as oldest, count(*) as seen
+                     pg_catalog.min(j.run_at) filter (where j.free) as oldest, count(*) as seen
                 from ((select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
@@ -721,7 +721,7 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
                         order by run_at desc, id desc
                         limit $2::int / 2 + 1)) j) x) i
  cross join lateral (
-       select min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
+       select pg_catalog.min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
               select j.run_at
@@ -760,10 +760,10 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobHeld + ` order by id limit $2::int + 1) x) h
  cross join lateral (
-       select count(*) as blocked, coalesce(max(due) filter (where of = ''), 0) as in_lane, coalesce(max(due) filter (where of = '/'), 0) as in_limit,
-              coalesce(max(due) filter (where of = chr(31)), 0) as after_others
-         from (select case when starts_with(lane, ` + sqlSep + `) then chr(31) when lane like '/%' then '/' else '' end as of,
-                      (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1000000)::bigint as due
+       select count(*) as blocked, coalesce(pg_catalog.max(due) filter (where of = ''), 0) as in_lane, coalesce(pg_catalog.max(due) filter (where of = '/'), 0) as in_limit,
+              coalesce(pg_catalog.max(due) filter (where of = pg_catalog.chr(31)), 0) as after_others
+         from (select case when pg_catalog.starts_with(lane, ` + sqlSep + `) then pg_catalog.chr(31) when lane like '/%' then '/' else '' end as of,
+                      (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1e6)::bigint as due
                  from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue`
 

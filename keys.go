@@ -44,7 +44,7 @@ select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when 
          when ` + sqlDead + ` then 'dead' when ` + sqlCancelled + ` then 'cancelled' when ` + sqlUncertain + ` then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce(` + fenceFree + `, false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
-       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint), f.fingerprint
+       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> ` + sqlOfEffect + ` and (f.class <> ` + sqlOfEvent + ` or f.state = ` + sqlCompleted + `) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class

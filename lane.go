@@ -32,7 +32,7 @@ const (
 	StopLane
 )
 
-const sqlStops = `lane_rule & 2 = 2` // StopLane
+const sqlStops = `lane_rule & 2::smallint = 2` // StopLane
 
 // MaxLaneBytes is how long the name of a lane or of a limit may be.
 const MaxLaneBytes = 256
@@ -75,7 +75,7 @@ func (j *Job) lane() (string, error) {
 // then count one lane at once. A server in FIPS mode has no md5, and this reads the lane's bytes without a function that is not immutable,
 // which Citus would refuse: backslashes alone mean something to decode.
 func laneSlot(lane string) string {
-	return `(get_byte(sha256(decode(replace(` + lane + `, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint`
+	return `(pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(` + lane + `, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint`
 }
 
 // laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n. For one job it looks at the
@@ -147,8 +147,8 @@ func (by leasing) inOrder(part string) (jobs, at string) {
 	}
 	const line = `window line as (partition by lane, priority order by run_at desc, id desc)`
 	return `(select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from ` + part + ` ` + line + `) f
-          ` + line + `) ` + part, `statement_timestamp() - falling * interval '1 microsecond'`
+            from (select *, id > pg_catalog.lag(id) over line as falls from ` + part + ` ` + line + `) f
+          ` + line + `) ` + part, `statement_timestamp() - falling::float8 * interval '1 microsecond'`
 }
 
 // twin says that a live job has an id: the sequence of ids was set back (ErrIDTaken).
@@ -174,8 +174,8 @@ func liveIn(lane string) string {
 // A row of lane_places belongs to a job if these hold for the job's row. "is distinct from" does not imply that the lane is not
 // null, and so does not offer the planner job_waits_lane for a look-up by id.
 const (
-	placeOfJob  = `(lane = p.lane or p.lane = any (string_to_array(lane, ` + sqlSep + `)))`
-	placeOfWait = `lane is distinct from p.lane and starts_with(path, p.lane || ` + sqlSep + `)`
+	placeOfJob  = `(lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, ` + sqlSep + `)))`
+	placeOfWait = `lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || ` + sqlSep + `)`
 )
 
 // isLive says whether place p has its job.
@@ -191,7 +191,7 @@ func liveCount(lane, n string) string {
 // are not due yet, both up to most. Each priority is looked at by itself, as in dueIn: else those that are due may stand behind
 // delayed ones of a higher priority.
 func waitingIn(lane, most string) string {
-	return `(select least(count(*) filter (where due), ` + most + `) as waiting, least(count(*) filter (where not due), ` + most + `) as delayed, min(run_at) filter (where due) as oldest
+	return `(select least(count(*) filter (where due), ` + most + `) as waiting, least(count(*) filter (where not due), ` + most + `) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
@@ -205,11 +205,11 @@ func anyDue(lane string) string {
 
 // handsOver says that a completion admits successors. Otherwise it leaves calls for a promoter: its transaction's snapshot may be older
 // than the statement, or it was sent with noHandOver.
-const handsOver = `current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'`
+const handsOver = `pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'`
 
 // noHandOver is a setting of the transaction of a completion that is tried again because Postgres has refused it, perhaps because of the
 // job that would be next: a trigger, a constraint or a policy of the application on jobs is heard only when a job is let in.
-const noHandOver = `set_config('onceq_lanes.alone', 'on', true)`
+const noHandOver = `pg_catalog.set_config('onceq_lanes.alone', 'on', true)`
 
 // withoutHandOver is the way with noHandOver.
 func (w way) withoutHandOver() way {
@@ -220,7 +220,7 @@ func (w way) withoutHandOver() way {
 // laneOpen says that a completion may admit a successor into lane r.lane.
 var laneOpen = handsOver + `
      and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)`
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)`
 
 // stopsOf gives what stops a lane.
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
@@ -237,7 +237,7 @@ stop as (
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) as stops
+  select lane, count(*) as n, pg_catalog.bool_or(` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) as stops
     from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
@@ -249,8 +249,8 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
-   group by lane having sum(n) > 0
+   where (select count(*) from moved) < (select pg_catalog.sum(n)::bigint from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
+   group by lane having pg_catalog.sum(n) > 0::numeric
 )`
 }
 
@@ -321,7 +321,7 @@ stop as (
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -343,7 +343,7 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
@@ -362,7 +362,7 @@ call as (
   select ` + laneSlot("lane") + `, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )`
@@ -372,7 +372,7 @@ call as (
 func wakeMoved(place, own string) string { return wakeAll("moved", place, own) }
 
 func wakeAll(moved, place, own string) string {
-	return `(select coalesce(sum(onceq.wake(m.queue, m.jobs, ` + place + `::bigint, ` + own + `)), 0)::bigint
+	return `(select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, ` + place + `::bigint, ` + own + `)), 0)::bigint
           from (select queue, count(*) as jobs from ` + moved + ` group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))`
 }

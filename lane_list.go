@@ -48,18 +48,18 @@ with recursive names (lane, n) as (
   (select ` + nextLane(`greatest($1::text collate "C", $2::text collate "C", ' ')`) + `, 1)
   union all
   select ` + nextLane("l.lane") + `, l.n + 1
-    from names l where starts_with(l.lane, $2::text) and l.n < $3::int
+    from names l where pg_catalog.starts_with(l.lane, $2::text) and l.n < $3::int
 )
 select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                                (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
+                                (select n from onceq.lane_limits where lane = pg_catalog.split_part(l.lane, '/', 1) || '/'), 1)),
        (select count(*) from (select from ` + liveIn("l.lane") + ` limit greatest($4::int, ` + limitOf("l.lane") + `)) j),
        array(select j.id from ` + liveIn("l.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed,
-       coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        array(select s.id from ` + stopsOf("l.lane") + ` order by s.id limit 10)
   from names l
  cross join lateral ` + waitingIn("l.lane", "$4::int") + ` w
- where starts_with(l.lane, $2::text)
+ where pg_catalog.starts_with(l.lane, $2::text)
  order by l.n`
 
 // nextLane is the first lane behind a name for which jobs wait. The lines of limits begin with a slash,

@@ -220,12 +220,12 @@ func TestLane_APromoterOutlastsAFailedLook(t *testing.T) {
 	_, err := db.Pool.Exec(ctx, `
 create schema broken;
 create sequence broken.n;
-create function broken.set_config(name text, value text, local boolean) returns text language plpgsql immutable as $$ -- evaluated before the columns are described
+create function broken.statement_timestamp() returns timestamptz language plpgsql immutable as $$ -- evaluated before the columns are described
 begin
-  if name = 'plan_cache_mode' and nextval('broken.n') = 3 then -- before it the claim and what is paused
+  if current_query() like '%plan_cache_mode%' and nextval('broken.n') = 3 then -- before it the claim and what is paused
     raise exception 'broken';
   end if;
-  return value;
+  return pg_catalog.statement_timestamp();
 end $$`)
 	require.NoError(t, err)
 	_, err = db.Queue.Claim(ctx, onceq.ClaimOptions{})

@@ -199,7 +199,7 @@ with free as materialized (
    where ` + heldByOne + `
      for no key update skip locked
 )
-update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint * interval '1 microsecond')
+update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint::float8 * interval '1 microsecond')
   from free where j.id = any (array[free.id])
 returning true`
 
@@ -232,12 +232,12 @@ free as materialized (
     from u cross join lateral (
          select id from onceq.jobs
           where id = u.id and claims = u.claims and holder = u.holder
-            and leased_until < statement_timestamp() + $4::bigint * interval '1 microsecond'
+            and leased_until < statement_timestamp() + $4::bigint::float8 * interval '1 microsecond'
             for no key update skip locked) j
 ),
 extended as (
   update onceq.jobs j
-     set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond',
+     set leased_until = statement_timestamp() + $4::bigint::float8 * interval '1 microsecond',
          ahead = case when ($5::bool[])[free.n] then null else j.ahead end,
          progress = coalesce(nullif(($6::text[])[free.n], '')::jsonb, j.progress)
     from free where j.id = any (array[free.id])

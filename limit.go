@@ -32,20 +32,20 @@ const (
 	longestBurst = 1000 * 365 * 24 // hours that a burst lasts at its rate: Postgres's times end after 294,276 years
 
 	sqlSep       = `E'\x1f'`
-	sqlNoCap     = `2147483647` // noCap
-	sqlSlotLate  = `100000.0`   // microseconds
-	sqlSlotAhead = `500000.0`
+	sqlNoCap     = `2147483647`     // noCap
+	sqlSlotLate  = `100000::float8` // microseconds
+	sqlSlotAhead = `500000::float8`
 
 	// sqlSlotMissed is for a job that has a slot and that is brought to where claims find it: late enough that it gets another
 	// slot if it has missed its own, and not so early that claims do not look back that far (overlap).
 	sqlSlotMissed = `statement_timestamp() - interval '1 second'`
 
-	hasSlot = `right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'` // of a row of jobs; null without a lane
+	hasSlot = `pg_catalog.right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'` // of a row of jobs; null without a lane
 )
 
 // laneIn and limitIn give the lane, or the line of the limit, in a path; "" for none.
-func laneIn(path string) string  { return `split_part(` + path + `, ` + sqlSep + `, 1)` }
-func limitIn(path string) string { return `split_part(` + path + `, ` + sqlSep + `, 2)` }
+func laneIn(path string) string  { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 1)` }
+func limitIn(path string) string { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 2)` }
 
 // firstLine is the line in which a job with that path begins to wait.
 func firstLine(path string) string {
@@ -59,7 +59,7 @@ func linesIn(path string) string {
 
 // unslotted is a path as job_waits has it: null for a lane alone.
 func unslotted(path string) string {
-	return `nullif(replace(` + path + `, ` + sqlSep + ` || '` + slotMark + `', ''), ` + laneIn(path) + `)`
+	return `nullif(pg_catalog.replace(` + path + `, ` + sqlSep + ` || '` + slotMark + `', ''), ` + laneIn(path) + `)`
 }
 
 // splitPath is the same for one that was read.
@@ -255,7 +255,7 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) e
 // familyOf is the name under which the limit of all lines of a family is stored: what comes before the first slash that is not
 // the first character, and that slash.
 func familyOf(line string) string {
-	return `left(` + line + `, strpos(substr(` + line + `, 2), '/') + 1)`
+	return `pg_catalog.left(` + line + `, pg_catalog.strpos(pg_catalog.substr(` + line + `, 2), '/') + 1)`
 }
 
 // isFamilyLine is a condition for such a name. A lane whose own name ends in a slash, as an address does, has two of them.

@@ -56,16 +56,16 @@ var readLimit = `
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from ` + liveIn("x.lane") + ` limit greatest($3::int, s.n)) j),
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
-       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(` + owed + ` * s.gap / c.gap, 0)
-         + (1 - s.burst + ` + keptOf("s") + `) * s.gap) * interval '1 microsecond',
+         + (1::float8 - s.burst::float8 + ` + keptOf("s") + `) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
                  where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - ` + sqlSlotLate + ` * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap`) + ` s on true
+  left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap`) + ` s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
  cross join lateral ` + waitingIn("x.lane", "$3::int") + ` w`
 

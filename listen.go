@@ -179,7 +179,7 @@ func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 // many of them come before this one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
 // order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among them by ids.
 func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
-	const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy <@ $5::text[])
+	const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
 with near as materialized (
@@ -189,7 +189,7 @@ with near as materialized (
                    limit $8::int) o) as others,
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker % 1000003 < $1::bigint % 1000003` + waitsToo + `
+                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint` + waitsToo + `
                    limit $8::int) o) as before
 ),
 said as materialized (
@@ -203,7 +203,7 @@ gone as (
 ),
 row as (
   insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond'
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
     from said where not dormant and $11::int = 0
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
@@ -211,7 +211,7 @@ select exists (select from onceq.waiter_queues where queue = $7::text and serves
 	const name = `
 with new as (
   insert into onceq.waiter_queues (queue, serves)
-  select u.queue, $2::bigint from unnest($1::text[]) as u(queue) order by u.queue collate "C"
+  select u.queue, $2::bigint from pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
   on conflict do nothing
 )
 select 1`
@@ -290,8 +290,8 @@ func (l *listener) unannounceAll() {
 	const unannounce = `
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
-select count(onceq.wake(u.queue, 1, $3::bigint, true))
-  from unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue)`
+select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
+  from pg_catalog.unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue)`
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
 	if l.round > 0 {

@@ -26,9 +26,9 @@ import (
 const lookForJobs = `
 with recent as materialized (
   select queue from onceq.queues
-   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint::float8 * interval '1 microsecond'
      and rescanned_at <= statement_timestamp() + interval '1 second'
-     and not coalesce(left_kinds && $5::text[], false)
+     and not coalesce(left_kinds operator(pg_catalog.&&) $5::text[], false)
 ),
 seen as materialized (
   select q.n,
@@ -55,9 +55,9 @@ seen as materialized (
     from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::timestamptz[]), (select $4::timestamptz[])) with ordinality as q(queue, high, normal, low, n)
 )
 select statement_timestamp(), exists (select from seen where behind is null), array(select n from seen where behind),
-       array(select n from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
-       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1000000)::bigint
-               from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select n from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
+       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1e6)::bigint
+               from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
        array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what)`
 
 // lookForCalls is lookForJobs that also asks whether the promoter has calls that have
@@ -72,7 +72,7 @@ const lookForNew = `
 with new as materialized (
   select queue, kind, run_at, leased_until, lost from onceq.jobs where id > $1::bigint order by id desc limit 1000
 )
-select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0),
+select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
        array(select distinct queue from new
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]))`
 
@@ -97,14 +97,14 @@ first as materialized (
 behind as materialized (
   select distinct f.queue, exists (
            select from onceq.queues q
-            where q.queue = f.queue and q.rescanned_at > statement_timestamp() - $4::bigint * interval '1 microsecond'
+            where q.queue = f.queue and q.rescanned_at > statement_timestamp() - $4::bigint::float8 * interval '1 microsecond'
               and q.rescanned_at <= statement_timestamp() + interval '1 second'
-              and not coalesce(q.left_kinds && $3::text[], false)) as recent
+              and not coalesce(q.left_kinds operator(pg_catalog.&&) $3::text[], false)) as recent
     from first f
    where f.run_at <= statement_timestamp() - interval '1 second'
 )
 select exists (select from behind where recent), array(select queue from behind where not recent), array(select distinct queue from first where free),
-       (select count(*) from few), coalesce((select max(queue) from few), '')`
+       (select count(*) from few), coalesce((select pg_catalog.max(queue) from few), '')`
 
 // looks are the claimer's looks at feeds: at all of them at intervals, and at some soon after they have become idle, or
 // were announced. A look at many is several statements, so that none holds the session for long.

@@ -78,7 +78,7 @@ func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
 // waiting is the hot way with a limit for waiting for a lock.
 func waiting(patience time.Duration) way {
 	w := way{begin: beginOwn, patience: patience}
-	w.settings = hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%s', true)`, w.limit())
+	w.settings = hot.settings + fmt.Sprintf(`, pg_catalog.set_config('lock_timeout', '%s', true)`, w.limit())
 	return w
 }
 

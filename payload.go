@@ -379,7 +379,7 @@ type refusal struct {
 func (q *Queue) explain(ctx context.Context, db DB, refusals []refusal) error {
 	const read = `
 select u.n, p.payload, p.payload_bytes
-  from unnest($1::bigint[]) with ordinality as u(id, n)
+  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
  cross join lateral (
        (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
        union all

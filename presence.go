@@ -121,8 +121,8 @@ func (w WorkerInfo) String() string {
 func (w WorkerInfo) Where() string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
 
 const readWorkers = `
-select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,
-       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond', stuck::text, pool::text
+select id, host, process, version, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
+       seen_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond', stuck::text, pool::text
   from onceq.workers
  order by host, process, started_at, id`
 

@@ -266,7 +266,7 @@ var anyCalls = `select ` + callsDue("$1")
 
 // callsDue is an expression for that.
 func callsDue(since string) string {
-	return `exists (select from generate_series(-1, 15) as s(slot)
+	return `exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
                 cross join lateral (
                       select due from onceq.lane_calls
                        where slot = s.slot::smallint and due > ` + since + `::timestamptz and due <= statement_timestamp()
@@ -326,7 +326,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 const lockCalls = `
 with due as materialized (
   select s.slot
-    from generate_series(-1, 15) as s(slot)
+    from pg_catalog.generate_series(-1, 15) as s(slot)
    cross join lateral (
          select from onceq.lane_calls
           where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
@@ -338,16 +338,16 @@ mine as materialized (
          select slot from onceq.lane_locks where slot = d.slot::smallint for update skip locked) l
 ),
 next as materialized (
-  select min(c.due) as due
-    from generate_series(-1, 15) as s(slot)
+  select pg_catalog.min(c.due) as due
+    from pg_catalog.generate_series(-1, 15) as s(slot)
    cross join lateral (
          select due from onceq.lane_calls
           where slot = s.slot::smallint and due > statement_timestamp()
           order by due limit 1) c
 )
-select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, ',') from mine), ''), true),
+select pg_catalog.set_config('onceq_lanes.slots', coalesce((select pg_catalog.string_agg(slot::text, ',') from mine), ''), true),
        (select count(*) from due where slot >= 0), (select count(*) from mine),
-       coalesce((select extract(epoch from due - statement_timestamp()) * 1000000 from next where due < 'infinity'), 0)::bigint,
+       coalesce((select extract(epoch from due - statement_timestamp()) * 1e6 from next where due < 'infinity'), 0)::bigint,
        exists (select from due where slot = -1)`
 
 // leaseAlone is how promoteCalls leases a job.
@@ -361,7 +361,7 @@ var leaseAlone = func() leasing {
 func callsOf(slots string) string {
 	return `call as materialized (
   select c.place, c.lane, s.slot, c.due
-    from unnest(` + slots + `) as s(slot)
+    from pg_catalog.unnest(` + slots + `) as s(slot)
    cross join lateral (
          select ctid as place, lane, due from onceq.lane_calls
           where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
@@ -414,22 +414,22 @@ turn as materialized (
 
 // What promoteCalls writes of it: how much of each rate is used, and the new calls of lanes, and of limits.
 var (
-	paidRows = `lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
+	paidRows = `lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + pg_catalog.sum(n)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap), statement_timestamp()
     from (select lane, debt, gap, 1 as n from turn where gap is not null
           union all
           select lane, debt, gap, 0 from rewound) u
    group by lane`
-	againRows = laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
-    from (select lane, count(n) as wanted, count(*) - count(n) as got
+	againRows = laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end::float8 * interval '1 microsecond', h.lane
+    from (select lane, pg_catalog.count(n) as wanted, count(*) - pg_catalog.count(n) as got
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000`
 	laterRows = laneSlot("l.lane") + `, l.due, l.lane
     from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
-                         when t."full" then least(` + sqlPromoteFull + `, greatest(` + sqlPromoteSoon + `, t.ready * t.gap / 2, t.idle / 2))
-                         when t.rested and t.taken < t.burst then ` + sqlPromoteSoon + `
-                         else greatest(` + sqlPromoteSoon + `, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - ` + sqlSlotAhead + ` / 2) end * interval '1 microsecond' as due
-            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
-                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                         when t."full" then least(` + sqlPromoteFull + `, greatest(` + sqlPromoteSoon + `, t.ready::float8 * t.gap / 2::float8, t.idle / 2::float8))
+                         when t.rested and t.taken::float8 < t.burst then ` + sqlPromoteSoon + `
+                         else greatest(` + sqlPromoteSoon + `, t.debt + ((t.taken + 1)::float8 - (t.burst - t.kept)) * t.gap - ` + sqlSlotAhead + ` / 2::float8) end::float8 * interval '1 microsecond' as due
+            from (select lane, pg_catalog.max(room) as room, pg_catalog.max(n) as n, pg_catalog.max(gap) as gap, pg_catalog.max(burst) as burst, pg_catalog.max(kept) as kept, pg_catalog.max(ready) as ready,
+                         pg_catalog.max(debt) as debt, pg_catalog.max(idle) as idle, pg_catalog.bool_or(rested) as rested, pg_catalog.bool_or("full") as "full", pg_catalog.count(id) as taken
                     from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
                           union all
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
@@ -448,7 +448,7 @@ var (
 // If one job alone becomes live, and it is of queue $7 and of one of the kinds $8, it is leased for $5 microseconds to holder $6.
 // With a null for $7 none is.
 var promoteCalls = `
-with ` + callsOf(`string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]`) + `,
+with ` + callsOf(`pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')::smallint[]`) + `,
 ` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+` order by lane)`) + `,
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
@@ -467,12 +467,12 @@ onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from job where leased_until is null), ` + wakeAll("job where leased_until is null", "$3", "true") + `,
+select (select count(*) from call), (select count(*) from ours), (select pg_catalog.array_agg(distinct queue) from job where leased_until is null), ` + wakeAll("job where leased_until is null", "$3", "true") + `,
        coalesce(f.went, 0), f.live_queues, f.cancel,
-       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
+       (select pg_catalog.min(e.due) from (select pg_catalog.max(due) as due from call group by slot having count(*) = $2::int) e),
        case when not exists (select from job where leased_until is not null) then ` + commitSoon + ` end,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
-  from (select array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
+  from (select pg_catalog.array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
   left join job j on j.leased_until is not null`
 
@@ -588,7 +588,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 // commitSoon has a transaction of promoters wait for no disk and no standby. If a crash undoes it, the calls are there again, and
 // so are the waiting jobs. It is never undone alone: the claim of such a job waits for its own commit, and so for all before it.
 // A transaction that has leased a job waits itself: or a token could come twice.
-const commitSoon = `set_config('synchronous_commit', 'off', true)`
+const commitSoon = `pg_catalog.set_config('synchronous_commit', 'off', true)`
 
 // look takes the calls that are due since from, or some of them. If sweeping, it also looks for the ends of jobs that nobody
 // tells. It returns the database's time, and from when on calls are left, if there may be more.
@@ -684,9 +684,9 @@ gone as (
   delete from onceq.lane_calls where ctid = any (array(select place from heard))
 ),
 family as materialized (
-  select first, min(after) as after, case when first <> '' then (left(first, -1) || '0') collate "C" end as last
-    from (select split_part(lane, ` + sqlSep + `, 1) as first,
-                 case when strpos(lane, ` + sqlSep + `) > 0 then substr(lane, strpos(lane, ` + sqlSep + `) + 1) else lane end as after
+  select first, pg_catalog.min(after) as after, case when first <> '' then (pg_catalog.left(first, -1) || '0') collate "C" end as last
+    from (select pg_catalog.split_part(lane, ` + sqlSep + `, 1) as first,
+                 case when pg_catalog.strpos(lane, ` + sqlSep + `) > 0 then pg_catalog.substr(lane, pg_catalog.strpos(lane, ` + sqlSep + `) + 1) else lane end as after
             from heard) h
    where first = '' or ` + isFamilyLine("first") + `
    group by first
@@ -712,11 +712,11 @@ calls as (
 onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select -1, statement_timestamp(), f.first || ` + sqlSep + ` || coalesce(p.last, f.after)
-    from family f left join (select first, max(lane) as last from page group by first) p on p.first = f.first
+    from family f left join (select first, pg_catalog.max(lane) as last from page group by first) p on p.first = f.first
    where (select count(*) from page) = $1::int
 ),
 put_off as (
-  update onceq.lane_calls set due = due + 100 * (clock_timestamp() - transaction_timestamp())
+  update onceq.lane_calls set due = due + 100::float8 * (clock_timestamp() - transaction_timestamp())
    where slot = -1 and lane = '' and due > statement_timestamp() and exists (select from family where first = '') and (select count(*) from calls) > 0
 )
 select (select count(*) from calls),
@@ -737,7 +737,7 @@ reached as materialized (
     from low
    where case when ` + isFamilyLine("low.lane") + `
               then not exists (select from onceq.lane_places p
-                                where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and ` + isLive + `
+                                where p.lane > low.lane and p.lane < pg_catalog.left(low.lane, -1) || '0' and ` + isLive + `
                                   and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
                                 group by p.lane having count(*) > low.n)
               else ` + liveCount("low.lane", "low.n") + ` <= low.n end

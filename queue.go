@@ -145,10 +145,10 @@ func (q *Queue) Logger() *slog.Logger { return q.log }
 // 100,000 keys. Check changes nothing: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
 	const read = `
-select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
-       coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
-                     (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
+select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('citus.version', true) is not null,
+       coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
+         >= greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
+                     (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	var version, oldest int
 	var encoding string
@@ -233,7 +233,7 @@ func (q *Queue) identify(ctx context.Context, db DB) error {
 	if q.installation.Load() != nil {
 		return nil
 	}
-	const read = `select installation::text, current_setting('citus.version', true) is not null from onceq.meta`
+	const read = `select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta`
 	var id string
 	var citus bool
 	if err := q.queryRow(ctx, db, read, nil, &id, &citus); err != nil {

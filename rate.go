@@ -29,21 +29,21 @@ import (
 // were given ahead of time count for no more than that time: otherwise a much lower rate would let nothing start for hours.
 var rates = `
 rate as materialized (
-  select z.*, z.ready >= z.ahead as "full",
+  select z.*, z.ready::float8 >= z.ahead as "full",
          least(z.room, case when z.gap is null then z.room
                             when not z.short then 0
-                            when z.rested then least(greatest(z.burst, floor(` + sqlSlotAhead + ` / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
-                            else least(greatest(0, floor((` + sqlSlotAhead + ` - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
+                            when z.rested then least(greatest(z.burst, pg_catalog.floor(` + sqlSlotAhead + ` / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8))
+                            else least(greatest(0, pg_catalog.floor((` + sqlSlotAhead + ` - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8)) end)::bigint as n
     from (select y.*, ready.n as ready
-            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -` + sqlSlotLate + ` as rested,
+            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -(` + sqlSlotLate + `) as rested,
                          case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
-                         v.debt + (1 - (v.burst - v.kept)) * v.gap <= ` + sqlSlotAhead + ` / 2 as short,
-                         greatest(v.burst, ceil(` + sqlSlotAhead + ` / v.gap)) as ahead
+                         v.debt + (1::float8 - (v.burst - v.kept)) * v.gap <= ` + sqlSlotAhead + ` / 2::float8 as short,
+                         greatest(v.burst, pg_catalog.ceil(` + sqlSlotAhead + ` / v.gap)) as ahead
                     from (select x.*, ` + debtOf("x") + ` as debt
                             from (select r.lane, r.n as room, s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was,
                                          ` + owed + ` as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and ` + anyDue("room.lane") + ` offset 0) r
-                                    left join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s on true
+                                    left join lateral ` + limitRow("r.lane", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s on true
                                     left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
            cross join lateral (
                  select count(*) as n
@@ -57,7 +57,7 @@ rate as materialized (
 // keptOf is the part of a burst that is for late starts: what the rate allows in the time by which a start may be late, which need
 // not be a whole job. Of one a minute it is a 600th, and rounded up it would cost a burst of two the half.
 func keptOf(row string) string {
-	return `least(` + row + `.burst - 1, ` + sqlSlotLate + ` / ` + row + `.gap)`
+	return `least(` + row + `.burst::float8 - 1::float8, ` + sqlSlotLate + ` / ` + row + `.gap)`
 }
 
 // debtOf is the debt of a row with owed, the microseconds until free_at, and was, the gap of that time; both null if no job has
@@ -75,7 +75,7 @@ const setBack = `c.paid_at > clock_timestamp() + interval '1 second'`
 
 // owed is how far free_at of a row c of limit_rates is ahead, in microseconds. After the clock was set back it is as far as it was
 // when the row was written: otherwise nothing would start until the clock has come there again.
-const owed = `extract(epoch from c.free_at - case when ` + setBack + ` then c.paid_at else statement_timestamp() end)::float8 * 1000000`
+const owed = `extract(epoch from c.free_at - case when ` + setBack + ` then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8`
 
 // rewinds finds the limits in room for which the clock was set back (rewound), so that paid writes their rows by the new time.
 // Their jobs that wait for slots miss them, and get new ones when they are claimed.
@@ -85,7 +85,7 @@ rewound as materialized (
     from (select r.lane, s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
-           cross join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s
+           cross join lateral ` + limitRow("r.lane", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s
            where ` + setBack + ` and s.gap is not null
            offset 0) x
 ),
@@ -101,8 +101,8 @@ recalled as (
 )`
 
 // slotOf is the i-th slot, from 0, of a row of rate.
-const slotOf = `statement_timestamp() + case when t.rested and t.i < t.burst then 0
-       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond'`
+const slotOf = `statement_timestamp() + case when t.rested and t.i::float8 < t.burst then 0
+       else greatest(0, pg_catalog.ceil(t.debt + ((t.i + 1)::float8 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond'`
 
 // reslotJobs gives new slots to leased jobs of one limit, of which each missed its own. It must follow lockLine in the same
 // transaction. One that would have to wait takes the slot of another job, which nobody has claimed and whose time has just
@@ -123,18 +123,18 @@ rate as materialized (
   select x.gap, x.burst, x.kept, x.base, greatest(0, ` + debtOf("x") + `) as debt
     from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed,
                  case when ` + setBack + ` then c.paid_at else statement_timestamp() end as base
-            from ` + limitRow("$1::text", `per::float8 / rate as gap, burst`) + ` s
+            from ` + limitRow("$1::text", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s
             left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
            where s.gap is not null) x
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select $1::text, base + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, base
+  select $1::text, base + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap, base
     from rate
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 slot as materialized (
-  select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
+  select m.id, coalesce((select greatest(0, pg_catalog.ceil(debt + ((m.i + 1)::float8 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
 ),
 present as materialized (
   select j.id, row_number() over (order by j.id) as n
@@ -143,14 +143,14 @@ present as materialized (
            cross join lateral (
                  select id from onceq.jobs
                   where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
-                    and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2 * interval '1 microsecond' and ` + hasSlot + `
+                    and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2::float8 * interval '1 microsecond' and ` + hasSlot + `
                     for update skip locked) j
            where p.lane = $1::text
-           limit (select count(*) from slot where ahead > 0)) j
+           limit (select count(*) from slot where ahead > 0::float8)) j
 ),
 change as materialized (
   select s.id, s.ahead, p.id as other
-    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0) s
+    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0::float8) s
     left join present p on p.n = s.n
 ),
 later as (
@@ -158,8 +158,8 @@ later as (
     from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
   returning 1
 )
-select array(select id from slot where ahead = 0), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
+select array(select id from slot where ahead = 0::float8), array(select id from change where other is not null),
+       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1e6)::bigint,
        array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id)`
 
 // lockLine locks the row that a line belongs to, as promoters do.

@@ -134,8 +134,8 @@ func (r *Reaper) Run(ctx context.Context) error {
 type fenceTable struct{ pages, inserted int64 }
 
 const readFenceTable = `
-select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
-       pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
+select pg_catalog.pg_relation_size('onceq.job_fences'::regclass) / pg_catalog.current_setting('block_size')::bigint,
+       pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
 
 func (r *Reaper) fenceTable(ctx context.Context) (t fenceTable, err error) {
 	err = r.run(ctx, readFenceTable, nil, &t.pages, &t.inserted)
@@ -289,9 +289,9 @@ select count(*) filter (where class <> ` + sqlOfEffect + ` and ` + fenceOver + `
        count(*) filter (where class <> ` + sqlOfEffect + ` and not ` + fenceOver + `) from gone f`
 
 const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.lifetime >= 0
-     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
+     and f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
       or f.class = ` + sqlOfRequest + ` and ` + fenceUnknown + ` and f.lifetime >= 0
-     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint) * interval '1 millisecond' <= statement_timestamp())`
+     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond' <= statement_timestamp())`
 
 // reapOrphans handles the fences, within a range of pages, whose job is neither live nor in a part of the history from
 // which it can be redriven. For an effect, also one of an earlier round, the window begins now. For a queued key, the time
@@ -318,7 +318,7 @@ const fenceOrphan = `f.job_id is not null and (
            f.class = ` + sqlOfEffect + ` and f.finished_at is null
            and (f.state in (` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())
         or f.class = ` + sqlOfJob + ` and f.state = ` + sqlQueued + `
-           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))`
+           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond', true))`
 
 // reapHistory removes history that has been kept long enough. Dead and held jobs have no keep_until. A cancelled job stays
 // for another CancelledKeep as long as the outcome of one of its effects is unknown: otherwise nobody would find that
@@ -336,7 +336,7 @@ with d as materialized (
 ),
 stays as (
   update onceq.job_history
-     set keep_until = statement_timestamp() + $2::bigint * interval '1 millisecond'
+     set keep_until = statement_timestamp() + $2::bigint::float8 * interval '1 millisecond'
    where ctid = any (array (select place from d where open)) and keep_until <= statement_timestamp()
   returning id
 ),
@@ -389,7 +389,7 @@ gone as (
   delete from onceq.job_awaits where ctid = any (array (select place from d))
   returning 1
 )
-select (select count(*) from gone), (select count(*) from page), (select max(job_id) from page)`
+select (select count(*) from gone), (select count(*) from page), (select pg_catalog.max(job_id) from page)`
 
 // members walks the groups in job_members, a page at a time, and removes those whose waiting job is gone. It returns how
 // long it took to look at groups that stay.
@@ -441,7 +441,7 @@ gone as (
    where m.group_id = any (array[d.group_id]) and m.job_id = d.job_id
   returning 1
 )
-select (select count(*) from gone), (select count(id) from page), (select max(id) from page)`
+select (select count(*) from gone), (select pg_catalog.count(id) from page), (select pg_catalog.max(id) from page)`
 
 // reapCancels removes requests to cancel jobs that are gone.
 const reapCancels = `
@@ -465,14 +465,14 @@ select count(*), 0 from gone`
 const reapWaiters = `
 with d as materialized (
   select ctid from onceq.waiters
-   where idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   where idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
    limit $1::int
      for update skip locked
 ),
 gone as (
   delete from onceq.waiters
    where ctid = any (array (select ctid from d))
-     and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+     and idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
   returning worker
 ),
 sets as (
@@ -490,7 +490,7 @@ wakes as (
 turns as (
   delete from onceq.turns
    where ctid = any (array (
-         select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond' for update skip locked))
+         select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond' for update skip locked))
 ),
 rates as (
   delete from onceq.limit_rates
@@ -504,14 +504,14 @@ select count(*), 0 from gone`
 const reapWorkers = `
 with d as materialized (
   select ctid from onceq.workers
-   where seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   where seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
    limit $1::int
      for update skip locked
 ),
 gone as (
   delete from onceq.workers
    where ctid = any (array (select ctid from d))
-     and seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+     and seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
   returning id
 )
 select count(*), 0 from gone`
@@ -520,7 +520,7 @@ select count(*), 0 from gone`
 const reapCounts = `
 with d as materialized (
   select ctid from onceq.job_counts
-   where minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   where minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
    order by minute
    limit $1::int
      for update skip locked
@@ -528,7 +528,7 @@ with d as materialized (
 gone as (
   delete from onceq.job_counts
    where ctid = any (array (select ctid from d))
-     and minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+     and minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
   returning 1
 )
 select count(*), 0 from gone`

@@ -41,7 +41,7 @@ h as materialized (
 ),
 mine as (
   update onceq.job_fences f
-     set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token, s.id << ` + sqlTokenBits + ` | s.claims), finished_at = null, result = null,
+     set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token, s.id << ` + sqlTokenBits + ` | s.claims::bigint), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
    where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = ` + sqlOfJob + `
@@ -51,7 +51,7 @@ mine as (
 absent as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select ` + sqlOfJob + `, scope, key, ` + sqlQueued + `, id, ` + tokenOfRow + `, statement_timestamp(), $3::bigint,
-         decode('0100', 'hex') || case when kind <> scope then convert_to(kind, 'UTF8') else '' end
+         pg_catalog.decode('0100', 'hex') || case when kind <> scope then pg_catalog.convert_to(kind, 'UTF8') else '' end
     from h
    where key is not null and id not in (select job_id from mine)
    order by scope, key, id desc
@@ -83,7 +83,7 @@ wait as (
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
   select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, case when follows then ` + followLine("id") + ` else ` + firstLine("lane") + ` end, coalesce(lane_rule, 0),
-         case when follows then coalesce(replace(lane, ` + sqlSep + ` || '` + slotMark + `', ''), '') else ` + unslotted("lane") + ` end,
+         case when follows then coalesce(pg_catalog.replace(lane, ` + sqlSep + ` || '` + slotMark + `', ''), '') else ` + unslotted("lane") + ` end,
          case when follows then least(coalesce(if_dead, ` + sqlDeadRun + `), ` + sqlDeadCancel + `) end
     from back
    where lane is not null or follows
@@ -101,11 +101,11 @@ stop as (
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
 )
-select (select array_agg(id) from back),
-       (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where ` + isMember + `),
-       (select array_agg(id) from h where id not in (select id from back)),
-       (select array_agg(id) from asked a where id not in (select id from h) and not ` + usedUp + `),
-       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led), (select array_agg(id) from asked a where ` + usedUp + `)`
+select (select pg_catalog.array_agg(id) from back),
+       (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(0::smallint), null) from back where ` + isMember + `),
+       (select pg_catalog.array_agg(id) from h where id not in (select id from back)),
+       (select pg_catalog.array_agg(id) from asked a where id not in (select id from h) and not ` + usedUp + `),
+       (select pg_catalog.array_agg(id) from back where early), (select pg_catalog.array_agg(distinct group_id) from led), (select pg_catalog.array_agg(id) from asked a where ` + usedUp + `)`
 
 // usedUp says of a row a of job_history that the job is dead and that its next claim would be its last: no token counts further.
 var usedUp = fmt.Sprintf(`(a.state = %s and a.claims >= %d)`, sqlJobDead, claimsLimit-1)
@@ -207,7 +207,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
 // readFollowers gives those of the jobs that wait for others, or did, each with the groups that it is a member of.
 const readFollowers = `
 select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
-  from unnest($1::bigint[]) with ordinality as u(id, n)
+  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
  where exists (select from onceq.job_members where group_id = u.id offset 0)
  order by u.n`
 
@@ -324,7 +324,7 @@ effect as (
   delete from onceq.job_fences f using gone g
    where ` + effectsOf("g") + ` and ` + ofJob("g") + `
 )
-select count(*), (select onceq.tell(array_agg(id), array_agg(case state when ` + sqlJobCompleted + ` then state else ` + sqlJobCancelled + ` end::smallint), array_agg(result::text)) from gone
+select count(*), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(case state when ` + sqlJobCompleted + ` then state else ` + sqlJobCancelled + ` end::smallint), pg_catalog.array_agg(result::text)) from gone
                    where ` + isMember + ` or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone`
 
 func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {

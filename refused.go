@@ -33,9 +33,9 @@ type some struct {
 // how many are due, at most $3.
 const chooseSlot = `
 with mine as materialized (
-  select case when $1::text = any (string_to_array(current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
+  select case when $1::text = any (pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
 )
-select set_config('onceq_lanes.slots', m.slot, true),
+select pg_catalog.set_config('onceq_lanes.slots', m.slot, true),
        coalesce((select lane from onceq.lane_calls
                   where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
                   order by due limit 1), ''),
@@ -63,7 +63,7 @@ select ` + laneSlot("$1::text") + `, statement_timestamp() + interval '1 minute'
 var awaitCalls = `
 with due as materialized (
   select c.place
-    from unnest($1::text[]) l (lane)
+    from pg_catalog.unnest($1::text[]) l (lane)
    cross join lateral (
          select ctid as place from onceq.lane_calls
           where slot = ` + laneSlot("l.lane") + ` and due <= statement_timestamp() and lane = l.lane

@@ -43,7 +43,7 @@ with asked as materialized (
 ),
 free as materialized (
   select a.*, j.line,
-         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.` + table + `
@@ -57,19 +57,19 @@ mine as materialized (
    cross join lateral (
          select from onceq.job_fences f
           where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
-            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
             for update) f
 ),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0) m
+    from (select * from mine where parts & 1::smallint > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
 ),
 changed as (
   update onceq.` + table + ` j
-     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
          run_at        = case when not (` + timed + `) then j.run_at
                               when m.due > statement_timestamp() then m.due
                               else least(j.run_at, m.due) end,
@@ -83,14 +83,14 @@ select id, run_at > statement_timestamp() from changed`
 
 // replaceJobs is for jobs that no lane or limit holds back any more. One that has such lines keeps its time, and its place in them.
 var replaceJobs = replaceIn("jobs", `leased_until is null
-            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || `+sqlSep+` || '`+slotMark+`']) and a.parts & 1 > 0 end`,
-	`m.parts & 2 > 0 and m.path = ''`, "")
+            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || `+sqlSep+` || '`+slotMark+`']) and a.parts & 1::smallint > 0 end`,
+	`m.parts & 2::smallint > 0 and m.path = ''`, "")
 
 // replaceWaits is for jobs that wait for their lane or their limit. One that has its place in the lane and waits for its limit
 // keeps its time. Whose time is another one has to be looked at then, and perhaps now.
-var replaceWaits = replaceIn("job_waits", `coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, `+sqlSep+`))
-            and (a.parts & 1 > 0 or lane = `+firstLine("a.path")+`)`,
-	`m.parts & 2 > 0 and m.line = `+firstLine("m.path"), callsOfReplaced)
+var replaceWaits = replaceIn("job_waits", `coalesce(path, lane) = a.path and lane = any (pg_catalog.string_to_array(a.path, `+sqlSep+`))
+            and (a.parts & 1::smallint > 0 or lane = `+firstLine("a.path")+`)`,
+	`m.parts & 2::smallint > 0 and m.line = `+firstLine("m.path"), callsOfReplaced)
 
 var callsOfReplaced = `,
 call as (

@@ -55,7 +55,7 @@ func (r *rescans) due(now time.Time) bool {
 // addQueues makes queues known: to those who ask for all (Stats), and to those who take turns.
 const addQueues = `
 insert into onceq.queues (queue, rescanned_at)
-select u.queue, 'epoch' from onceq.meta, unnest($1::text[]) as u(queue) order by u.queue collate "C"
+select u.queue, 'epoch' from onceq.meta, pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
 on conflict do nothing`
 
 // rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
@@ -66,21 +66,22 @@ with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end * interval '1 microsecond'
-          or left_kinds && $3::text[] and queue <> all ($6::text[])
+     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end::float8 * interval '1 microsecond'
+          or left_kinds operator(pg_catalog.&&) $3::text[] and queue <> all ($6::text[])
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
        left_kinds = case when q.queue = any ($6::text[]) then left_kinds
-                         else nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}') end
+                         else (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[])) end
   from free where q.queue = any (array[free.queue]) returning q.queue`
 
 // rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many
 // workers have would wait until the turn comes to one of these.
 const rescanLeft = `
-update onceq.queues set left_kinds = $2::text[] where queue = $1::text and left_kinds is distinct from $2::text[]`
+update onceq.queues set left_kinds = $2::text[] where queue = $1::text
+   and coalesce(left_kinds operator(pg_catalog.<>) $2::text[], (left_kinds is null) <> ($2::text[] is null))`
 
 // rescanFirst says in which of several queues there may be something for the rescan: among the first jobs of a priority before
 // the position is one that nobody holds or whose lease has expired, or there are more than these. It returns the places of the
@@ -93,7 +94,7 @@ select q.n
        select from (values (-1::smallint, q.high_at, q.high_id), (0::smallint, q.normal_at, q.normal_id), (1::smallint, q.low_at, q.low_id))
               as p(priority, run_at, id)
         cross join lateral (
-              select count(*) as n, bool_or(leased_until is null or leased_until <= statement_timestamp()) as found
+              select count(*) as n, pg_catalog.bool_or(leased_until is null or leased_until <= statement_timestamp()) as found
                 from (select leased_until
                         from onceq.jobs
                        where queue = q.queue and priority = p.priority and (run_at, id) < (p.run_at, p.id)
@@ -145,7 +146,7 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        array(select distinct kind from page where kind <> all ($7::text[])),
        array(select distinct kind from page
               where kind <> all ($7::text[]) and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)),
-       (select array_agg(id) from lost), (select array_agg(lost) from lost)`
+       (select pg_catalog.array_agg(id) from lost), (select pg_catalog.array_agg(lost) from lost)`
 
 // lookedBehind takes what a look at all saw of queues in which any job is due. recent says that some other one was rescanned
 // lately.

@@ -370,12 +370,12 @@ var errUnheard = errors.New("a notification did not come back")
 
 // sessionPlans is what hot (statement.go) sends before each statement, for as long as the session lasts.
 const sessionPlans = `
-select set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
-       set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
-       set_config('plan_cache_mode', 'force_generic_plan', false),
-       set_config('default_transaction_isolation', 'read committed', false), set_config('default_transaction_read_only', 'off', false),
-       set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('idle_session_timeout', '0', false),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', false) end`
+select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_config('enable_hashjoin', 'off', false),
+       pg_catalog.set_config('enable_mergejoin', 'off', false), pg_catalog.set_config('enable_bitmapscan', 'off', false), pg_catalog.set_config('jit', 'off', false),
+       pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false),
+       pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('default_transaction_read_only', 'off', false),
+       pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('idle_session_timeout', '0', false),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end`
 
 func (o *ownConns) listenOnce(ctx context.Context) error {
 	opening, cancel := context.WithTimeout(ctx, openWithin) // it has the spare connection meanwhile
@@ -402,7 +402,7 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 		return err
 	}
 	var prepares bool // transactions can be prepared: see insertGeneral
-	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, '')"
+	const greet = "select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '')"
 	if err := query(opening, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
 		return err
 	}

@@ -131,6 +131,6 @@ const (
 // The same in SQL: how far the id is shifted, and the token of a row of jobs or job_history. In tokenOfGone the row is g.
 const (
 	sqlTokenBits = string(rune('0'+tokenBits/10)) + string(rune('0'+tokenBits%10))
-	tokenOfRow   = `id << ` + sqlTokenBits + ` | claims`
-	tokenOfGone  = `g.id << ` + sqlTokenBits + ` | g.claims`
+	tokenOfRow   = `id << ` + sqlTokenBits + ` | claims::bigint`
+	tokenOfGone  = `g.id << ` + sqlTokenBits + ` | g.claims::bigint`
 )

@@ -102,30 +102,30 @@ const beginOwn = `begin isolation level read committed read write`
 // idle_in_transaction_session_timeout cannot affect these transactions, because each is sent in one message. row_security
 // stays as it is: if it is off, Postgres reports that a policy hides rows of these tables, which is better than missing
 // them.
-const noLimits = `set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
+const noLimits = `pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end`
 
 // guardPlans is sent before a statement of the library's own, in the same transaction and round trip. It also returns the
 // database's time.
 const guardPlans = `
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true)`
 
 // hotPlans is guardPlans with generic plans.
-const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
+const hotPlans = guardPlans + `, pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)`
 
 // keepPlans is guardPlans inside a handler's transaction (tx.go), until restorePlans.
 const keepPlans = `
-select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
-                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`
+select pg_catalog.set_config('onceq.plans', pg_catalog.concat_ws(',', pg_catalog.current_setting('enable_seqscan'), pg_catalog.current_setting('enable_hashjoin'),
+                  pg_catalog.current_setting('enable_mergejoin'), pg_catalog.current_setting('enable_bitmapscan'), pg_catalog.current_setting('jit')), true),
+       pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true)`
 
 const restorePlans = `
-select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
-       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
-       set_config('jit', split_part(p, ',', 5), true)
-  from current_setting('onceq.plans') as p`
+select pg_catalog.set_config('enable_seqscan', pg_catalog.split_part(p, ',', 1), true), pg_catalog.set_config('enable_hashjoin', pg_catalog.split_part(p, ',', 2), true),
+       pg_catalog.set_config('enable_mergejoin', pg_catalog.split_part(p, ',', 3), true), pg_catalog.set_config('enable_bitmapscan', pg_catalog.split_part(p, ',', 4), true),
+       pg_catalog.set_config('jit', pg_catalog.split_part(p, ',', 5), true)
+  from pg_catalog.current_setting('onceq.plans') as p`
 
 type (
 	txBeginner interface {
@@ -201,7 +201,7 @@ func mustOpen(ctx context.Context, db DB) (txBeginner, error) {
 // inside asks Postgres whether a transaction is open where db sends its statements.
 func inside(ctx context.Context, db DB) (open bool, err error) {
 	// A setting that is local to its transaction is still there if the next statement is in the same one.
-	const set, read = `select set_config('onceq.open', 'on', true) = 'on'`, `select coalesce(current_setting('onceq.open', true), '') = 'on'`
+	const set, read = `select pg_catalog.set_config('onceq.open', 'on', true) = 'on'`, `select coalesce(pg_catalog.current_setting('onceq.open', true), '') = 'on'`
 	for _, statement := range []string{set, read} {
 		if err := query(ctx, db, statement, nil, row(&open)); err != nil {
 			return false, fmt.Errorf("onceq: asking whether db is in a transaction: %w", err)

@@ -58,7 +58,7 @@ func leaseNext(next, lease, holder string) leasing {
 		which:     `, ` + next + ` as next`,
 		columns:   `, leased_until, holder`,
 		claims:    `case when next then least(claims + 1, 1048575) else claims end`,
-		values:    `, case when next then statement_timestamp() + ` + lease + `::bigint * interval '1 microsecond' end, case when next then ` + holder + `::bigint end`,
+		values:    `, case when next then statement_timestamp() + ` + lease + `::bigint::float8 * interval '1 microsecond' end, case when next then ` + holder + `::bigint end`,
 		returning: "\n  returning *",
 	}
 }
@@ -291,7 +291,7 @@ update onceq.jobs j set leased_until = null, holder = null
   from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select id from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint * interval '1 microsecond'
+        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
           and run_at <= statement_timestamp() and holder = $3::bigint
        offset 0) f
  where j.id = any (array[f.id]) and j.holder = $3::bigint`

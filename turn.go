@@ -64,11 +64,11 @@ func hash(parts ...string) int64 {
 // awaitTurn is sent before a claim, in its transaction, and so the claim's snapshot is younger than the commits of those
 // before it. It also returns the database's time when the turn has come, and how long that took.
 const awaitTurn = `
-select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),
-       clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint`
+select pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.pg_advisory_xact_lock($1::bigint), pg_catalog.set_config('lock_timeout', '0', true),
+       clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1e6)::bigint`
 
 // takeTurn is awaitTurn for a claim that does not wait.
-const takeTurn = `select pg_try_advisory_xact_lock($1::bigint), statement_timestamp()`
+const takeTurn = `select pg_catalog.pg_try_advisory_xact_lock($1::bigint), statement_timestamp()`
 
 // queue adds one of them to a batch. clock, which may be nil, gets the database's time.
 func (t *turn) queue(batch *pgx.Batch, clock *time.Time) {

@@ -21,7 +21,7 @@ var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil t
 // count as idling: then only tcp_user_timeout helps. In a worker's transaction $1 is the lease, and a live worker's
 // pings keep its connection from idling that long; in Lease.Lock it is the kind's Timeout. Without $1 the server's own
 // setting stays.
-const limitIdling = `case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end`
+const limitIdling = `case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end`
 
 // lockJobs locks the rows of a handler's jobs by their guards, in id order, until the end of its transaction: from then on
 // nobody can claim them, expired or not. It raises an error if a guard does not hold. The last column is the transaction's
@@ -37,7 +37,7 @@ locked as materialized (
             for no key update) j
 )
 select ` + limitIdling + `,
-       case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
+       case when (select count(*) from locked) < pg_catalog.cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
        pg_current_xact_id()::text`
 
 // lockJob is the same for one job, which needs no planner settings.
@@ -82,7 +82,7 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		},
 		Status: func(ctx context.Context, id string) (status string, err error) {
 			// It waits for the job's row, which the transaction has locked.
-			const read = `select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '')`
+			const read = `select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_catalog.pg_xact_status($2::text::xid8), '')`
 			err = q.guarded(ctx, x.db, read, []any{first.ID, id}, nil, &status)
 			if err == nil && q.citus.Load() == citusYes {
 				err = q.guarded(ctx, x.db, statusApart, []any{id}, &status)
@@ -113,7 +113,7 @@ func leasesOf(db DB) []*Lease {
 func sameTx(id, job string) string {
 	return `,
        case when ` + id + `::text <> pg_current_xact_id()::text
-            then case when pg_xact_status(` + id + `::text::xid8) = 'committed' then 1 else onceq.lease_lost(` + job + `) end end`
+            then case when pg_catalog.pg_xact_status(` + id + `::text::xid8) = 'committed' then 1 else onceq.lease_lost(` + job + `) end end`
 }
 
 // inTx are the completions of one job with sameTx.

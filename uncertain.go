@@ -416,7 +416,7 @@ settled as (
      and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
   returning h.id, h.state
 )
-select count(*), (select array_agg(distinct id) from settled where state = ` + sqlJobHeld + `) from settled`
+select count(*), (select pg_catalog.array_agg(distinct id) from settled where state = ` + sqlJobHeld + `) from settled`
 
 // ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
 // filter chooses: newest first, 500 jobs a transaction. Use it after an outage, for example. By default it chooses held

@@ -2,8 +2,8 @@
 
 -- after.go: callLater
 update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
- where slot = (get_byte(sha256(decode(replace(E'\x1f' || lpad($1::bigint::text, 19, '0'), E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() + interval '1 second'
-   and lane = E'\x1f' || lpad($1::bigint::text, 19, '0');
+ where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0'), E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() + interval '1 second'
+   and lane = E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0');
 
 -- after.go: insertMembers
 with asked as materialized (
@@ -30,20 +30,20 @@ look as materialized (
          select result from onceq.job_history where id = u.job_id and state + 0 = 5 offset 0) k on true
 ),
 marked_job as (
-  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0) | 4
+  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0::smallint) | 4::smallint
     from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
 ),
 marked_wait as (
-  update onceq.job_waits w set lane_rule = w.lane_rule | 4
+  update onceq.job_waits w set lane_rule = w.lane_rule | 4::smallint
     from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
 ),
 marked_past as (
-  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0) | 4
+  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0::smallint) | 4::smallint
     from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
 ),
 seen as (
   select group_id, job_id, told_state, there, kept, state, result,
-         not there and (state <> 0 or current_setting('transaction_isolation') = 'read committed') as over
+         not there and (state <> 0 or pg_catalog.current_setting('transaction_isolation') = 'read committed') as over
     from look
 ),
 member as (
@@ -59,11 +59,11 @@ member as (
 select count(*) from member;
 
 -- after.go: lockFollowers
-select array_agg(id) from (
+select pg_catalog.array_agg(id) from (
   select id from onceq.job_waits where id = any ($1::bigint[]) and if_dead = 2 order by id for update skip locked) w;
 
 -- after.go: readRefs
-select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
+select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
   from (select 0::bigint as n, null::text as scope, null::text as key
         union all
         select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
@@ -73,12 +73,12 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_sequenc
 
 -- after.go: sayDead
 update onceq.job_history
-   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
+   set errors = coalesce(errors, '[]') || pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
        if_dead = 3
  where id = any ($1::bigint[]) and state = 7;
 
 -- after.go: stillDead
-select array_agg(g.id) from unnest($1::bigint[]) as g(id)
+select pg_catalog.array_agg(g.id) from pg_catalog.unnest($1::bigint[]) as g(id)
  where exists (select from onceq.job_members where group_id = g.id and state in (6, 7))
    and not exists (select from onceq.job_members where group_id = g.id and state in (0, 8));
 
@@ -102,15 +102,15 @@ look as materialized (
          select result from onceq.job_history where id = u.job_id and state + 0 = 5 offset 0) k on true
 ),
 marked_job as (
-  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0) | 4
+  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0::smallint) | 4::smallint
     from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
 ),
 marked_wait as (
-  update onceq.job_waits w set lane_rule = w.lane_rule | 4
+  update onceq.job_waits w set lane_rule = w.lane_rule | 4::smallint
     from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
 ),
 marked_past as (
-  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0) | 4
+  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0::smallint) | 4::smallint
     from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
 ),
 found as (
@@ -121,8 +121,8 @@ found as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
-    from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from found where state <> 0) l
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+    from (select distinct E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0') as lane from found where state <> 0) l
   returning 1
 )
 select count(*) from call;
@@ -147,7 +147,7 @@ returning id;
 -- await.go: Event.read
 select coalesce(result::text, '') from onceq.job_fences f
  where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()));
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()));
 
 -- await.go: awaiting
 select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
@@ -157,7 +157,7 @@ select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[
 -- await.go: awaiting retryJobs
 with u as materialized (
   select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
-         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1e6)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
     from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $10::text[], $11::text[])
       as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
@@ -173,25 +173,25 @@ noted as (
 ),
 ready as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims, j.created_at
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- await.go: awaiting retryLaned
 with u as materialized (
   select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
-         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1e6)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
     from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $11::text[], $12::text[])
       as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
@@ -207,35 +207,35 @@ noted as (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0 and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1::smallint = 1 and u.delay > 0 and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
+  select id, statement_timestamp() + delay::float8 * interval '1 microsecond', created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule, null
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1e6)::bigint) + 1 else identity end, lane, lane_rule, null
     from gone
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and ((j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and ((j.lane_rule is null or j.lane_rule & 1::smallint = 0 or u.delay = 0) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
@@ -246,11 +246,11 @@ left_place as (
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  select lane, id from gone where lane is not null and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+  select lane, count(*) as n, pg_catalog.bool_or(lane_rule & 2::smallint = 2 and state in (6, 8)) as stops
     from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
@@ -268,9 +268,9 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.place from head h cross join lateral (
@@ -283,10 +283,10 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, statement_timestamp() - falling::float8 * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
@@ -296,13 +296,13 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
-   group by lane having sum(n) > 0
+   where (select count(*) from moved) < (select pg_catalog.sum(n)::bigint from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
+   group by lane having pg_catalog.sum(n) > 0::numeric
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
@@ -310,7 +310,7 @@ select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.le
 -- await.go: awaiting retryLimited
 with u as materialized (
   select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
-         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1e6)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
     from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $11::text[], $12::text[])
       as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
@@ -326,56 +326,56 @@ noted as (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0) and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (pg_catalog.strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1::smallint = 1 and u.delay > 0) and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most,
-            split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
+            pg_catalog.split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1::smallint = 1 and u.delay > 0 as leaves
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, path)
-  select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
+  select id, case when delay > 0 then statement_timestamp() + delay::float8 * interval '1 microsecond' else created_at end, created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, case when delay <= 0 then statement_timestamp() end, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1e6)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(pg_catalog.split_part(lane, E'\x1f', 1), ''), pg_catalog.split_part(lane, E'\x1f', 2)) else pg_catalog.split_part(lane, E'\x1f', 2) end, lane_rule, case when delay <= 0 then statement_timestamp() end, nullif(pg_catalog.replace(lane, E'\x1f' || '@', ''), pg_catalog.split_part(lane, E'\x1f', 1))
     from gone
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (not coalesce((pg_catalog.strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1::smallint = 1 and u.delay > 0), false) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -392,14 +392,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -422,12 +422,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -437,9 +437,9 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
-    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+    from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -450,31 +450,31 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling::float8 * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
@@ -485,20 +485,20 @@ with ok as materialized (
 ),
 event as (
   insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
-  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000) * interval '1 microsecond', 0, 4, 5, $2::text, $3::text
+  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000)::float8 * interval '1 microsecond', 0, 4, 5, $2::text, $3::text
     from ok where $2::text <> ''
   on conflict (key, scope, class) do update
      set state       = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) then f.state else 5 end,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) then f.state else 5 end,
          lifetime    = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) then f.lifetime else 0 end,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) then f.lifetime else 0 end,
          finished_at = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
   returning f.state = 3 as came, f.result
 ),
 mine as (
   insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
-  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint * interval '1 microsecond',
+  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
          case when e.came then 1 else 0 end, $2::text, $3::text, case when e.came then e.result end
     from ok left join event e on true
   on conflict (job_id, scope, key) do update
@@ -530,7 +530,7 @@ mine as (
 select exists (select from ok), exists (select from mine);
 
 -- await.go: readAwait.read
-select a.state, (extract(epoch from a.until - statement_timestamp()) * 1000000)::bigint, coalesce(a.payload::text, '')
+select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::bigint, coalesce(a.payload::text, '')
   from onceq.job_awaits a
  where a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint;
 
@@ -548,7 +548,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims::bigint), finished_at = statement_timestamp()
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
@@ -556,11 +556,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, nullif(coalesce(path, lane), ''), lane_rule, if_dead
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, nullif(coalesce(path, lane), ''), lane_rule, if_dead
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -576,17 +576,17 @@ request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 ),
 line as materialized (
-  select split_part(path, E'\x1f', 1) as lane, id from gone where path is not null and lane like '/%' and split_part(path, E'\x1f', 1) <> ''
+  select pg_catalog.split_part(path, E'\x1f', 1) as lane, id from gone where path is not null and lane like '/%' and pg_catalog.split_part(path, E'\x1f', 1) <> ''
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct lane from line) l
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
   delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
-       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone where lane_rule & 4 = 4) from gone;
+select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')),
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone where lane_rule & 4::smallint = 4::smallint) from gone;
 
 -- cancel.go: cancelFrom jobs
 with free as materialized (
@@ -602,7 +602,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims::bigint), finished_at = statement_timestamp()
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
@@ -610,11 +610,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -630,17 +630,17 @@ request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 ),
 line as materialized (
-  select l.lane, g.id from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, g.id from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct lane from line) l
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
   delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
-       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone where lane_rule & 4 = 4) from gone;
+select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')),
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone where lane_rule & 4::smallint = 4::smallint) from gone;
 
 -- cancel.go: cancelJobs
 select id from onceq.jobs
@@ -660,7 +660,7 @@ with free as materialized (
 ),
 hurried as (
   update onceq.jobs j set run_at = statement_timestamp() from free
-   where j.id = any (array[free.id]) and (right(lane, 2) = E'\x1f' || '@') is not true
+   where j.id = any (array[free.id]) and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true
   returning 1
 )
 select count(*) from hurried;
@@ -677,7 +677,7 @@ hurried as (
   returning w.lane
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from hurried
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from hurried
 )
 select count(*) from hurried;
 
@@ -707,7 +707,7 @@ note as (
 select count(*) from live;
 
 -- cancel.go: unheeded
-select array_agg(job_id)
+select pg_catalog.array_agg(job_id)
   from (select x.job_id from onceq.job_cancels x
          where x.job_id > $2::bigint
            and (exists (select from onceq.jobs j
@@ -718,15 +718,15 @@ select array_agg(job_id)
          limit $1::int) x;
 
 -- citus.go: askCitus
-select current_setting('citus.version', true) is not null;
+select pg_catalog.current_setting('citus.version', true) is not null;
 
 -- citus.go: callOfBatch
 insert into onceq.lane_calls (slot, due, lane)
-values ((get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 microsecond',
-                                               timestamptz 'epoch' + $3::bigint * interval '1 microsecond'), $1::text);
+values ((pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
+                                               timestamptz 'epoch' + $3::bigint::float8 * interval '1 microsecond'), $1::text);
 
 -- citus.go: cancelInParts.lock
-select id, coalesce(lane, ''), coalesce(lane_rule & 4 = 4, false), statement_timestamp() from onceq.jobs
+select id, coalesce(lane, ''), coalesce(lane_rule & 4::smallint = 4::smallint, false), statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
    and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
@@ -739,23 +739,23 @@ with gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims::bigint), finished_at = statement_timestamp()
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null, null
+select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')), null, null
   from gone;
 
 -- citus.go: checkInParts.sequence
-select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
+select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
 
 -- citus.go: checkInParts.tables
-select version, oldest_code, current_setting('server_encoding'),
-       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
-                (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+select version, oldest_code, pg_catalog.current_setting('server_encoding'),
+       greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
+                (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta;
 
 -- citus.go: claimApart
@@ -769,13 +769,13 @@ returning token, leased_until, created_at;
 
 -- citus.go: clusterSize
 select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
-            then citus_relation_size('onceq.job_fences'::regclass) else pg_relation_size('onceq.job_fences'::regclass) end
-       / current_setting('block_size')::bigint, pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
+            then citus_relation_size('onceq.job_fences'::regclass) else pg_catalog.pg_relation_size('onceq.job_fences'::regclass) end
+       / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
 -- citus.go: countsApart
 insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-select timezone('UTC', date_trunc('minute', timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
-       string_to_array(btrim(durations, '{}'), ',')::int[]
+select pg_catalog.timezone('UTC', pg_catalog.date_trunc('minute', pg_catalog.timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
+       pg_catalog.string_to_array(pg_catalog.btrim(durations, '{}'), ',')::int[]
   from onceq.meta, unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
       as u(queue, kind, started, completed, failed, dead, took, durations) order by queue collate "C", kind collate "C"
   on conflict (minute, queue, kind) do update
@@ -785,10 +785,10 @@ select timezone('UTC', date_trunc('minute', timezone('UTC', statement_timestamp(
   returning 1;
 
 -- citus.go: draw.draw
-select statement_timestamp(), (select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int));
+select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')) from pg_catalog.generate_series(1, $1::int));
 
 -- citus.go: drawApart
-select set_config('onceq_drawn.id', nextval('onceq.ids')::text, true);
+select pg_catalog.set_config('onceq_drawn.id', pg_catalog.nextval('onceq.ids')::text, true);
 
 -- citus.go: endInParts.answer
 select null, $1::bigint[], null;
@@ -804,13 +804,13 @@ select $1::bigint, $2::bool, 1 where $3::bool;
 
 -- citus.go: fenceApart
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
-values (0, $1::text, $2::text, 0, current_setting('onceq_drawn.id')::bigint, current_setting('onceq_drawn.id')::bigint << 20,
+values (0, $1::text, $2::text, 0, pg_catalog.current_setting('onceq_drawn.id')::bigint, pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
         statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
 on conflict do nothing;
 
 -- citus.go: fencesApart
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-select 0::smallint, u.scope, u.key, 0::smallint, u.id, u.id << 20 | coalesce(u.claims, 0), $1::timestamptz, u.lifetime, u.fingerprint
+select 0::smallint, u.scope, u.key, 0::smallint, u.id, u.id << 20 | coalesce(u.claims, 0)::bigint, $1::timestamptz, u.lifetime, u.fingerprint
   from onceq.meta, unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::int[]) as u(id, scope, key, lifetime, fingerprint, claims)
  order by u.scope collate "C", u.key collate "C"
 on conflict do nothing
@@ -823,7 +823,7 @@ select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
        j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
        j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
        case when u.error = '' then j.errors else
-         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
+         case when pg_catalog.jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
   from onceq.jobs j
   join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
     as u(id, state, result, error, spent, keep_until) on u.id = j.id
@@ -841,7 +841,7 @@ select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
 -- citus.go: idTakenApart
 select onceq.id_taken(h.id)
   from onceq.job_fences f cross join lateral (select h.id
-                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) offset 0) h
+                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from h.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) offset 0) h
  where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.state <> 5;
 
 -- citus.go: insertApart job_waits
@@ -873,8 +873,8 @@ select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int
 -- citus.go: jobApart
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
 select f.job_id,
-       greatest(f.created_at, timezone('UTC', timezone('UTC', f.created_at) + $6::bigint * interval '1 microsecond'),
-                timezone('UTC', timestamp 'epoch' + $7::bigint * interval '1 microsecond')),
+       greatest(f.created_at, pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.created_at) + $6::bigint::float8 * interval '1 microsecond'),
+                pg_catalog.timezone('UTC', timestamp 'epoch' + $7::bigint::float8 * interval '1 microsecond')),
        f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key
   from onceq.job_fences f
  where f.class = 0 and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
@@ -884,7 +884,7 @@ returning id, run_at > created_at, 1;
 insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
        priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
 select id, run_at, created_at, leased_until,
-       case when $5::bigint > 0 then timezone('UTC', timezone('UTC', leased_until) + $5::bigint * interval '1 millisecond') end,
+       case when $5::bigint > 0 then pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', leased_until) + $5::bigint::float8 * interval '1 millisecond') end,
        claims, lost, attempts, max_attempts, priority, 5::smallint, queue, kind, scope, key,
        payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors, lane, lane_rule
   from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -899,19 +899,19 @@ select id, run_at, created_at, leased_until,
   returning id;
 
 -- citus.go: lockTimeout
-select set_config('lock_timeout', $1::text, true) from onceq.meta;
+select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta;
 
 -- citus.go: onOneNode
 select statement_timestamp();
 
 -- citus.go: openApart
-select case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
+select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
 
 -- citus.go: plainApart
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
-values (nextval('onceq.ids'),
-        greatest(statement_timestamp(), statement_timestamp() + $6::bigint * interval '1 microsecond',
-                 timestamptz 'epoch' + $7::bigint * interval '1 microsecond'),
+values (pg_catalog.nextval('onceq.ids'),
+        greatest(statement_timestamp(), statement_timestamp() + $6::bigint::float8 * interval '1 microsecond',
+                 timestamptz 'epoch' + $7::bigint::float8 * interval '1 microsecond'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
 returning id, run_at > created_at, 1;
 
@@ -921,7 +921,7 @@ select id, scope, key, kind, claims from onceq.job_history where id = any ($1::b
 -- citus.go: redriveBack
 insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                         payload, payload_bytes, metadata, errors, identity, lane_rule)
-select id, case when state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+select id, case when state = 7 and claims = 0 and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
        payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
   from onceq.job_history
  where id = any ($1::bigint[])
@@ -958,12 +958,12 @@ select $1::bigint;
 
 -- citus.go: retakeApart
 update onceq.job_fences f
-   set job_id = current_setting('onceq_drawn.id')::bigint, token = current_setting('onceq_drawn.id')::bigint << 20,
+   set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
        state = 0, created_at = statement_timestamp(), finished_at = null,
        lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
  where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
-   and f.token >> 20 < current_setting('onceq_drawn.id')::bigint and f.job_id < current_setting('onceq_drawn.id')::bigint;
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))
+   and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
 
 -- citus.go: stampApart
 with stamped as (
@@ -973,7 +973,7 @@ with stamped as (
 select case when not exists (select from stamped) then onceq.lease_lost($1::bigint) end;
 
 -- citus.go: statusApart
-select coalesce(pg_xact_status($1::text::xid8), '');
+select coalesce(pg_catalog.pg_xact_status($1::text::xid8), '');
 
 -- citus.go: takeApart
 with free as materialized (
@@ -985,7 +985,7 @@ with free as materialized (
            from onceq.job_fences f
           where f.class = 0 and f.scope = u.scope and f.key = u.key
             and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))
             and f.token >> 20 < u.id and f.job_id < u.id
             for update) f
 )
@@ -1003,7 +1003,7 @@ select h.id;
 select onceq.id_taken(h.id);
 
 -- citus.go: waitOfBatch
-update onceq.job_waits set claims = claims where id = current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
+update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
 
 -- citus.go: write
 select onceq.id_taken($1::bigint);
@@ -1019,7 +1019,7 @@ back as (
   update onceq.job_waits w set run_at = $3::timestamptz from aside where w.id = any (array[aside.id])
   returning w.lane
 )
-select array_agg(distinct lane) from back;
+select pg_catalog.array_agg(distinct lane) from back;
 
 -- citus_events.go: awaitApart
 insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
@@ -1045,7 +1045,7 @@ noted as (
     from w
    where a.job_id = any (array[w.job_id]) and a.scope = w.scope and a.key = w.key
 )
-select n, case when state = 0 then greatest(0, (extract(epoch from until - statement_timestamp()) * 1000000)::bigint) else 0 end from w;
+select n, case when state = 0 then greatest(0, (extract(epoch from until - statement_timestamp()) * 1e6)::bigint) else 0 end from w;
 
 -- citus_events.go: beginAwaitInParts.answer
 select $1::bool, $2::smallint, $3::text;
@@ -1059,14 +1059,14 @@ with came as (
    where a.key = $2::text and a.scope = $1::text and a.state = 0 and a.scope <> ''
   returning a.job_id, a.claims
 )
-select array_agg(job_id order by job_id), array_agg(claims order by job_id) from came where claims > 0;
+select pg_catalog.array_agg(job_id order by job_id), pg_catalog.array_agg(claims order by job_id) from came where claims > 0;
 
 -- citus_events.go: dueApart
 with due as materialized (
   select j.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
          select id from onceq.jobs
           where id = u.id and claims = u.claims and leased_until is null and run_at > $3::timestamptz
-            and (lane is null or right(lane, 2) <> E'\x1f' || '@')
+            and (lane is null or pg_catalog.right(lane, 2) <> E'\x1f' || '@')
             for update) j
 )
 update onceq.jobs j set run_at = $3::timestamptz from due where j.id = any (array[due.id]);
@@ -1076,7 +1076,7 @@ insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, cla
 select 0, $5::timestamptz, $5::timestamptz, $4::bigint, 4, 3, $1::text, $2::text, $3::text::jsonb from onceq.meta
 on conflict (key, scope, class) do update
    set state = 3, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
- where f.state <> 3 or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.finished_at
+ where f.state <> 3 or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.finished_at
 returning 1;
 
 -- citus_events.go: emitInParts.answer
@@ -1088,17 +1088,17 @@ select 0, $6::timestamptz, $7::timestamptz, 0, 4, 5, $4::text, $5::text
   from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
 on conflict (key, scope, class) do update
    set state       = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
-                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.state else 5 end,
+                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at) then f.state else 5 end,
        lifetime    = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
-                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.lifetime else 0 end,
+                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at) then f.lifetime else 0 end,
        finished_at = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
-                or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
 returning f.state = 3, coalesce(f.result::text, '');
 
 -- citus_groups.go: callGroupsApart
 insert into onceq.lane_calls (slot, due, lane)
-select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane
-  from (select distinct E'\x1f' || lpad(m.group_id::text, 19, '0') as lane, j.leased_until as due
+select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane
+  from (select distinct E'\x1f' || pg_catalog.lpad(m.group_id::text, 19, '0') as lane, j.leased_until as due
           from onceq.jobs j join onceq.job_members m on m.job_id + 0 = j.id where j.id = $1::bigint) l;
 
 -- citus_groups.go: completeToldInParts
@@ -1114,12 +1114,12 @@ select null, $1::bigint[], null, null;
 select null, $1::bigint[], null, null, null;
 
 -- citus_groups.go: lockToldApart
-select count(w.id)
-  from (select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (
+select pg_catalog.count(w.id)
+  from (select distinct m.group_id from pg_catalog.unnest($1::bigint[]) as u(id) cross join lateral (
                select group_id from onceq.job_members where job_id + 0 = u.id) m
          order by m.group_id) g
  cross join lateral (
-       select id from onceq.job_waits where lane = E'\x1f' || lpad(g.group_id::text, 19, '0') for no key update) w;
+       select id from onceq.job_waits where lane = E'\x1f' || pg_catalog.lpad(g.group_id::text, 19, '0') for no key update) w;
 
 -- citus_groups.go: membersInParts
 select $1::bigint;
@@ -1133,10 +1133,10 @@ update onceq.job_history h
 
 -- citus_groups.go: putOffCall
 update onceq.lane_calls set due = $2::timestamptz
- where slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= $3::timestamptz and lane = $1::text;
+ where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= $3::timestamptz and lane = $1::text;
 
 -- citus_groups.go: refsInParts.sequence
-select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
+select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
 
 -- citus_groups.go: rowsApart
 insert into onceq.job_members (group_id, job_id, state, told, result)
@@ -1156,10 +1156,10 @@ with told as (
      and ((m.state = 0) = (g.state <> 0) or g.state = 7 and m.state in (6, 8))
   returning m.group_id
 )
-select array_agg(distinct E'\x1f' || lpad(group_id::text, 19, '0')) from told;
+select pg_catalog.array_agg(distinct E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0')) from told;
 
 -- citus_groups.go: tellBack.members
-select id from onceq.job_history where id = any ($1::bigint[]) and lane_rule & 4 = 4 order by id;
+select id from onceq.job_history where id = any ($1::bigint[]) and lane_rule & 4::smallint = 4::smallint order by id;
 
 -- citus_groups.go: tellOneApart
 update onceq.job_members set state = 5, told = true, result = nullif($2::text, '')::jsonb
@@ -1167,7 +1167,7 @@ update onceq.job_members set state = 5, told = true, result = nullif($2::text, '
 
 -- citus_groups.go: toldOfApart
 select id, case when state = 5 then state else 7 end::smallint, coalesce(result::text, ''),
-       coalesce(lane_rule & 4 = 4, false) or exists (select from onceq.job_members m where m.job_id = h.id and not m.told offset 0)
+       coalesce(lane_rule & 4::smallint = 4::smallint, false) or exists (select from onceq.job_members m where m.job_id = h.id and not m.told offset 0)
   from onceq.job_history h
  where id = any ($1::bigint[]) and state = any ($2::smallint[])
  order by id
@@ -1175,7 +1175,7 @@ select id, case when state = 5 then state else 7 end::smallint, coalesce(result:
 
 -- citus_lanes.go: askedApart
 select null, $3::bigint[],
-       (select array_agg(x.job_id)
+       (select pg_catalog.array_agg(x.job_id)
           from unnest($1::bigint[], $2::timestamptz[]) as u(id, created_at)
          cross join lateral (select job_id from onceq.job_cancels where job_id = u.id and requested_at >= u.created_at offset 0) x), null;
 
@@ -1185,14 +1185,14 @@ insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max
 select j.id, u.run_at, j.created_at, j.claims, least(j.lost, u.most)::smallint, (case when u.reset then 0 else j.attempts + u.spent end)::smallint,
        j.max_attempts, j.priority, j.queue, j.kind, j.scope, j.key, j.payload, j.payload_bytes, j.metadata,
        case when u.error = '' then j.errors else
-         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
+         case when pg_catalog.jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end,
        u.identity, u.line, j.lane_rule, nullif(u.path, ''), case when u.run_at < statement_timestamp() then statement_timestamp() end
   from onceq.jobs j
   join unnest($1::bigint[], $2::int[], $3::bigint[], $4::timestamptz[], $5::int[], $6::bool[], $7::int[], $8::text[], $9::bigint[], $10::text[], $11::text[])
     as u(id, claims, holder, run_at, most, reset, spent, error, identity, line, path) on u.id = j.id and u.claims = j.claims and u.holder = j.holder;
 
 -- citus_lanes.go: callApart
-insert into onceq.lane_calls (slot, due, lane) values ((get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), $1::text);
+insert into onceq.lane_calls (slot, due, lane) values ((pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), $1::text);
 
 -- citus_lanes.go: callLimit
 insert into onceq.lane_calls (slot, due, lane)
@@ -1200,10 +1200,10 @@ select u.slot, $3::timestamptz, u.lane from onceq.meta, unnest(array[$2::smallin
 
 -- citus_lanes.go: callsApart
 insert into onceq.lane_calls (slot, due, lane)
-select (get_byte(sha256(decode(replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
+select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
 
 -- citus_lanes.go: cancelWaitsInParts.lock
-select id, lane, coalesce(path, ''), lane_rule & 4 = 4, statement_timestamp() from onceq.job_waits
+select id, lane, coalesce(path, ''), lane_rule & 4::smallint = 4::smallint, statement_timestamp() from onceq.job_waits
  where id = any ($1::bigint[]) and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked;
@@ -1229,7 +1229,7 @@ with gone as (
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id
 )
-select case when (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end;
+select case when (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end;
 
 -- citus_lanes.go: hurryWaitsInParts
 select $1::bigint;
@@ -1238,7 +1238,7 @@ select $1::bigint;
 delete from onceq.lane_places p using unnest($1::text[], $2::bigint[]) as u(lane, id) where p.lane = any (array[u.lane]) and p.id = u.id;
 
 -- citus_lanes.go: ledApart
-select distinct m.group_id from unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m;
+select distinct m.group_id from pg_catalog.unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m;
 
 -- citus_lanes.go: lockHeld
 with u as materialized (
@@ -1254,7 +1254,7 @@ select u.n, u.id, j.attempts, coalesce(j.lane, ''), coalesce(j.lane_rule, 0), j.
 -- citus_lanes.go: readBack
 select d.id, d.run_at, d.created_at, coalesce(d.lane, ''), d.if_dead,
        coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or coalesce(d.id = any ($2::bigint[]), false),
-       state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp()
+       state = 7 and claims = 0 and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp()
   from onceq.job_history d where d.id = any ($1::bigint[]);
 
 -- citus_lanes.go: readHeld
@@ -1296,16 +1296,16 @@ select d.id, u.run_at, d.created_at, d.claims, d.max_attempts, d.priority, d.que
   from onceq.job_history d join unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::text[], $5::smallint[]) as u(id, run_at, line, path, if_dead) on u.id = d.id;
 
 -- citus_promoter.go: alone.settings
-select set_config('idle_in_transaction_session_timeout', '10s', true);
+select pg_catalog.set_config('idle_in_transaction_session_timeout', '10s', true);
 
 -- citus_promoter.go: chooseApart lanes
 with room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from unnest($1::text[]) as u(lane)) l
+    from (select distinct lane from pg_catalog.unnest($1::text[]) as u(lane)) l
    cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
-   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
 ),
 head as materialized (
   select w.id, r.lane, r.n
@@ -1331,50 +1331,50 @@ ours (id, lane, priority, run_at, slot, goes_on) as materialized (
 live as materialized (select * from ours where not goes_on),
 goes as materialized (select * from ours where goes_on)
 select statement_timestamp(), l.*, g.*, p.*, c.*
-  from (select array_agg(id), array_agg(queue), array_agg(path), array_agg(at), array_agg(slotted)
+  from (select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(path), pg_catalog.array_agg(at), pg_catalog.array_agg(slotted)
           from (select o.id, w.queue, coalesce(w.path, w.lane) as path, case when o.slot > statement_timestamp() then o.slot else o.at end as at, o.slot is not null as slotted
-                  from (select id, slot, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from live window line as (partition by lane, priority order by run_at desc, id desc)) f
+                  from (select id, slot, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from live window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) live) o
                  cross join lateral (select queue, lane, path from onceq.job_waits where id = o.id offset 0) w) o) l
- cross join (select array_agg(id), array_agg(path), array_agg(at)
+ cross join (select pg_catalog.array_agg(id), pg_catalog.array_agg(path), pg_catalog.array_agg(at)
                from (select o.id, w.path, o.at
-                       from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
+                       from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
- cross join (select array_agg(lane), array_agg(free_at), array_agg(gap) from (select null::text, null::timestamptz, null::float8, null::timestamptz where false) p (lane, free_at, gap, paid_at)) p
- cross join (select array_agg(lane), array_agg(due) from (select (get_byte(sha256(decode(replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $2::bigint else 0 end * interval '1 microsecond', h.lane
-    from (select lane, count(n) as wanted, count(*) - count(n) as got
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select null::text, null::timestamptz, null::float8, null::timestamptz where false) p (lane, free_at, gap, paid_at)) p
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(due) from (select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $2::bigint else 0 end::float8 * interval '1 microsecond', h.lane
+    from (select lane, pg_catalog.count(n) as wanted, count(*) - pg_catalog.count(n) as got
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000) a (slot, due, lane)) c;
 
 -- citus_promoter.go: chooseApart limits
 with room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from unnest($1::text[]) as u(lane)) l
+    from (select distinct lane from pg_catalog.unnest($1::text[]) as u(lane)) l
    cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
-   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
 ),
 
 rate as materialized (
-  select z.*, z.ready >= z.ahead as "full",
+  select z.*, z.ready::float8 >= z.ahead as "full",
          least(z.room, case when z.gap is null then z.room
                             when not z.short then 0
-                            when z.rested then least(greatest(z.burst, floor(500000.0 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
-                            else least(greatest(0, floor((500000.0 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
+                            when z.rested then least(greatest(z.burst, pg_catalog.floor(500000::float8 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8))
+                            else least(greatest(0, pg_catalog.floor((500000::float8 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8)) end)::bigint as n
     from (select y.*, ready.n as ready
-            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -100000.0 as rested,
+            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -(100000::float8) as rested,
                          case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
-                         v.debt + (1 - (v.burst - v.kept)) * v.gap <= 500000.0 / 2 as short,
-                         greatest(v.burst, ceil(500000.0 / v.gap)) as ahead
+                         v.debt + (1::float8 - (v.burst - v.kept)) * v.gap <= 500000::float8 / 2::float8 as short,
+                         greatest(v.burst, pg_catalog.ceil(500000::float8 / v.gap)) as ahead
                     from (select x.*, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
-                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was,
-                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end as debt
+                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was,
+                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
@@ -1382,9 +1382,9 @@ rate as materialized (
                  order by run_at, id
                  limit 1) w
           limit 1 offset 0) offset 0) r
-                                    left join lateral (select per::float8 / rate as gap, burst
+                                    left join lateral (select per::float8 / rate::float8 as gap, burst::float8 as burst
                  from onceq.lane_limits s
-                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
                                     left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
@@ -1399,13 +1399,13 @@ rate as materialized (
 rewound as materialized (
   select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select r.lane, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end) as debt
+    from (select r.lane, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
-           cross join lateral (select per::float8 / rate as gap, burst
+           cross join lateral (select per::float8 / rate::float8 as gap, burst::float8 as burst
                  from onceq.lane_limits s
-                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s
            where c.paid_at > clock_timestamp() + interval '1 second' and s.gap is not null
@@ -1417,7 +1417,7 @@ recalled as (
             from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
            cross join lateral (
                  select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at > statement_timestamp() and right(lane, 2) = E'\x1f' || '@'
+                  where id = p.id and leased_until is null and run_at > statement_timestamp() and pg_catalog.right(lane, 2) = E'\x1f' || '@'
                     for no key update skip locked) j) u
    where j.id = any (array[u.id])
 ),
@@ -1437,36 +1437,36 @@ turn as materialized (
           limit r.n) w
 ),
 ours (id, lane, priority, run_at, slot, goes_on) as materialized (
-  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
-       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
+  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i::float8 < t.burst then 0
+       else greatest(0, pg_catalog.ceil(t.debt + ((t.i + 1)::float8 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t),
 live as materialized (select * from ours where not goes_on),
 goes as materialized (select * from ours where goes_on)
 select statement_timestamp(), l.*, g.*, p.*, c.*
-  from (select array_agg(id), array_agg(queue), array_agg(path), array_agg(at), array_agg(slotted)
+  from (select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(path), pg_catalog.array_agg(at), pg_catalog.array_agg(slotted)
           from (select o.id, w.queue, coalesce(w.path, w.lane) as path, case when o.slot > statement_timestamp() then o.slot else o.at end as at, o.slot is not null as slotted
-                  from (select id, slot, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from live window line as (partition by lane, priority order by run_at desc, id desc)) f
+                  from (select id, slot, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from live window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) live) o
                  cross join lateral (select queue, lane, path from onceq.job_waits where id = o.id offset 0) w) o) l
- cross join (select array_agg(id), array_agg(path), array_agg(at)
+ cross join (select pg_catalog.array_agg(id), pg_catalog.array_agg(path), pg_catalog.array_agg(at)
                from (select o.id, w.path, o.at
-                       from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
+                       from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
- cross join (select array_agg(lane), array_agg(free_at), array_agg(gap) from (select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + pg_catalog.sum(n)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap), statement_timestamp()
     from (select lane, debt, gap, 1 as n from turn where gap is not null
           union all
           select lane, debt, gap, 0 from rewound) u
    group by lane) p (lane, free_at, gap, paid_at)) p
- cross join (select array_agg(lane), array_agg(due) from (select (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(due) from (select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
     from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $2::bigint
-                         when t."full" then least(2000000, greatest(20000, t.ready * t.gap / 2, t.idle / 2))
-                         when t.rested and t.taken < t.burst then 20000
-                         else greatest(20000, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - 500000.0 / 2) end * interval '1 microsecond' as due
-            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
-                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                         when t."full" then least(2000000, greatest(20000, t.ready::float8 * t.gap / 2::float8, t.idle / 2::float8))
+                         when t.rested and t.taken::float8 < t.burst then 20000
+                         else greatest(20000, t.debt + ((t.taken + 1)::float8 - (t.burst - t.kept)) * t.gap - 500000::float8 / 2::float8) end::float8 * interval '1 microsecond' as due
+            from (select lane, pg_catalog.max(room) as room, pg_catalog.max(n) as n, pg_catalog.max(gap) as gap, pg_catalog.max(burst) as burst, pg_catalog.max(kept) as kept, pg_catalog.max(ready) as ready,
+                         pg_catalog.max(debt) as debt, pg_catalog.max(idle) as idle, pg_catalog.bool_or(rested) as rested, pg_catalog.bool_or("full") as "full", pg_catalog.count(id) as taken
                     from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
                           union all
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
@@ -1480,14 +1480,14 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
                  limit t.taken + 1) w
           limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
-                      where c.slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
+                      where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
 
 -- citus_promoter.go: familiesLeft
 select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
 
 -- citus_promoter.go: guardNode
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true) from onceq.meta;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true) from onceq.meta;
 
 -- citus_promoter.go: hearApart
 with heard as materialized (
@@ -1498,7 +1498,7 @@ with heard as materialized (
 gone as (
   delete from onceq.lane_calls where ctid = any (array(select place from heard))
 )
-select array_agg(lane), statement_timestamp() from heard;
+select pg_catalog.array_agg(lane), statement_timestamp() from heard;
 
 -- citus_promoter.go: laterApart
 update onceq.jobs j set run_at = u.at, leased_until = null, holder = null
@@ -1514,10 +1514,10 @@ select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w
   from onceq.job_waits w join unnest($1::bigint[], $2::timestamptz[], $3::bool[]) as u(id, at, slotted) on u.id = w.id;
 
 -- citus_promoter.go: lockApart
-select set_config(;
+select pg_catalog.set_config(;
 
 -- citus_promoter.go: lockFollowing
-select w.id from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w;
+select w.id from pg_catalog.unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane for update skip locked) w;
 
 -- citus_promoter.go: lookAtMembers
 select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestamp(),
@@ -1526,10 +1526,10 @@ select u.id, w.lane, coalesce(w.path, ''), w.queue, w.run_at, statement_timestam
             when w.path = '' and exists (select from onceq.jobs where id = u.id offset 0) then 'blocked'
             when w.path = '' then 'lives'
             else 'queues' end
-  from unnest($1::bigint[]) as u(id)
+  from pg_catalog.unnest($1::bigint[]) as u(id)
  cross join lateral (select lane, path, queue, run_at, if_dead from onceq.job_waits where id = u.id offset 0) w
  cross join lateral (
-       select bool_or(state = 8) as held, bool_or(state = 6) as dead, bool_or(state = 7) as cancelled
+       select pg_catalog.bool_or(state = 8) as held, pg_catalog.bool_or(state = 6) as dead, pg_catalog.bool_or(state = 7) as cancelled
          from onceq.job_members where group_id = u.id) s
  where not exists (select from (select from onceq.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m);
 
@@ -1539,12 +1539,12 @@ update onceq.job_waits w set lane = u.line, path = u.path, if_dead = null, run_a
  where w.id = any (array[u.id]);
 
 -- citus_promoter.go: notLocked
-select u.lane from unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
+select u.lane from pg_catalog.unnest($1::text[]) as u(lane) cross join lateral (select id from onceq.job_waits where lane = u.lane offset 0) w
  where coalesce(w.id <> all ($2::bigint[]), true);
 
 -- citus_promoter.go: onwardApart
 insert into onceq.lane_calls (slot, due, lane)
-select -1, $1::timestamptz, u.lane from onceq.meta, unnest($2::text[]) as u(lane);
+select -1, $1::timestamptz, u.lane from onceq.meta, pg_catalog.unnest($2::text[]) as u(lane);
 
 -- citus_promoter.go: pageApart
 with recursive lane (lane, first, last) as (
@@ -1573,7 +1573,7 @@ on conflict do nothing;
 
 -- citus_promoter.go: putOffAll
 with put_off as (
-  update onceq.lane_calls set due = due + $1::bigint * interval '1 microsecond'
+  update onceq.lane_calls set due = due + $1::bigint::float8 * interval '1 microsecond'
    where slot = -1 and lane = '' and due > statement_timestamp()
 )
 select 1;
@@ -1584,7 +1584,7 @@ select array(select id from slot;
 -- citus_promoter.go: takeCalls
 with call as materialized (
   select c.place, c.lane, s.slot, c.due
-    from unnest($3::smallint[]) as s(slot)
+    from pg_catalog.unnest($3::smallint[]) as s(slot)
    cross join lateral (
          select ctid as place, lane, due from onceq.lane_calls
           where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
@@ -1619,9 +1619,9 @@ c as materialized (
             for update skip locked) j
    limit $8::bigint
 ),
-first_alone as materialized (select min(n) as n from c where alone)
+first_alone as materialized (select pg_catalog.min(n) as n from c where alone)
 update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
        holder = $2::bigint,
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
@@ -1636,7 +1636,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
 with row as materialized (
   select ctid as place, priority, run_at, id, coalesce(until_at, run_at) as until_at, coalesce(until_id, id) as until_id, until_at is not null as back,
          run_at <= statement_timestamp() and at <= statement_timestamp() and at > statement_timestamp() - interval '5 seconds' as counts,
-         until_at is not null or run_at > statement_timestamp() or at > statement_timestamp() or at <= statement_timestamp() - $11::bigint * interval '1 microsecond' as old
+         until_at is not null or run_at > statement_timestamp() or at > statement_timestamp() or at <= statement_timestamp() - $11::bigint::float8 * interval '1 microsecond' as old
     from onceq.turns
    where queue = $3::text and kinds = $10::bigint
      for update skip locked
@@ -1684,7 +1684,7 @@ began as (
   on conflict do nothing
 )
 update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
        holder = $2::bigint,
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
@@ -1716,7 +1716,7 @@ c as materialized (
    limit $8::bigint
 )
 update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
        holder = $2::bigint,
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
@@ -1751,7 +1751,7 @@ with c as materialized (
           limit q.room) j
 )
 update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
        holder = $2::bigint,
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
@@ -1765,7 +1765,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
 -- claim.go: claimOne
 with c as materialized (
   select j.id, u.n
-    from unnest($3::bigint[]) with ordinality as u(id, n)
+    from pg_catalog.unnest($3::bigint[]) with ordinality as u(id, n)
    cross join lateral (
          select id from onceq.jobs
           where id = u.id and coalesce(queue, '') = $4::text and kind = any ($5::text[]) and run_at <= statement_timestamp()
@@ -1774,7 +1774,7 @@ with c as materialized (
    limit 1
 )
 update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
        holder = $2::bigint,
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
@@ -1787,23 +1787,23 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
 
 -- counts.go: readCounts
 with t as materialized (
-  select date_trunc('minute', statement_timestamp() - $4::bigint * interval '1 microsecond') as now
+  select pg_catalog.date_trunc('minute', statement_timestamp() - $4::bigint::float8 * interval '1 microsecond') as now
 )
-select t.now - $5::int * interval '1 minute', m.*
+select t.now - $5::int::float8 * interval '1 minute', m.*
   from t
  cross join lateral (
-       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + floor(extract(epoch from c.minute - t.now) / 60)::int as at,
-              sum(c.started)::bigint, sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.dead)::bigint, sum(c.took)::bigint,
-              array[sum(c.durations[1])::bigint, sum(c.durations[2])::bigint, sum(c.durations[3])::bigint, sum(c.durations[4])::bigint, sum(c.durations[5])::bigint, sum(c.durations[6])::bigint, sum(c.durations[7])::bigint, sum(c.durations[8])::bigint, sum(c.durations[9])::bigint, sum(c.durations[10])::bigint, sum(c.durations[11])::bigint, sum(c.durations[12])::bigint, sum(c.durations[13])::bigint, sum(c.durations[14])::bigint]
+       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int as at,
+              pg_catalog.sum(c.started)::bigint, pg_catalog.sum(c.completed)::bigint, pg_catalog.sum(c.failed)::bigint, pg_catalog.sum(c.dead)::bigint, pg_catalog.sum(c.took)::bigint,
+              array[pg_catalog.sum(c.durations[1])::bigint, pg_catalog.sum(c.durations[2])::bigint, pg_catalog.sum(c.durations[3])::bigint, pg_catalog.sum(c.durations[4])::bigint, pg_catalog.sum(c.durations[5])::bigint, pg_catalog.sum(c.durations[6])::bigint, pg_catalog.sum(c.durations[7])::bigint, pg_catalog.sum(c.durations[8])::bigint, pg_catalog.sum(c.durations[9])::bigint, pg_catalog.sum(c.durations[10])::bigint, pg_catalog.sum(c.durations[11])::bigint, pg_catalog.sum(c.durations[12])::bigint, pg_catalog.sum(c.durations[13])::bigint, pg_catalog.sum(c.durations[14])::bigint]
          from onceq.job_counts c
-        where c.minute >= t.now - $5::int * interval '1 minute' and c.minute < t.now
+        where c.minute >= t.now - $5::int::float8 * interval '1 minute' and c.minute < t.now
           and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
         group by c.queue, of_kind, at) m
  order by m.queue, m.of_kind, m.at;
 
 -- counts.go: writeCounts
 with u as materialized (
-  select date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
+  select pg_catalog.date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
     from unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
       as u(queue, kind, started, completed, failed, dead, took, durations)
 ),
@@ -1820,10 +1820,10 @@ select count(*) from written;
 
 -- drain.go: findLost
 select q.n, j.ids, j.lost, j.unknown
-  from unnest($1::text[]) with ordinality as q(queue, n)
+  from pg_catalog.unnest($1::text[]) with ordinality as q(queue, n)
  cross join lateral (
-       select array_agg(j.id) filter (where j.kind = any ($2::text[])) as ids, array_agg(j.lost) filter (where j.kind = any ($2::text[])) as lost,
-              array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[])) as unknown
+       select pg_catalog.array_agg(j.id) filter (where j.kind = any ($2::text[])) as ids, pg_catalog.array_agg(j.lost) filter (where j.kind = any ($2::text[])) as lost,
+              pg_catalog.array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[])) as unknown
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
               select id, kind, leased_until, lost + (leased_until is not null)::int as lost
@@ -1835,23 +1835,23 @@ select q.n, j.ids, j.lost, j.unknown
  where j.ids is not null or j.unknown is not null;
 
 -- enqueue.go: enqueueMany.draw
-select array_agg(nextval('onceq.ids')), statement_timestamp() from generate_series(1, $1::int);
+select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestamp() from pg_catalog.generate_series(1, $1::int);
 
 -- enqueue.go: insertGeneral
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
   on conflict do nothing
   returning job_id
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
 select job_id,
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
        statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
        $6::text, $7::text
-  from (select case when $7::text is null then nextval('onceq.ids')
+  from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
                     else coalesce((select job_id from fence),
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
@@ -1859,13 +1859,13 @@ returning id, run_at > statement_timestamp(),
           case when run_at >= statement_timestamp() + interval '2 seconds' then 1
                when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               else 1 end * (current_setting('transaction_isolation') = 'read committed')::int;
+               else 1 end * (pg_catalog.current_setting('transaction_isolation') = 'read committed')::int;
 
 -- enqueue.go: insertKeyed
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id offset 0) n
   on conflict do nothing
   returning job_id
 )
@@ -1877,7 +1877,7 @@ returning id, false, 1;
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id offset 0) n
   on conflict do nothing
   returning job_id
 )
@@ -1890,14 +1890,14 @@ returning id, false, 1;
 
 -- enqueue.go: insertKeyedMany
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -1920,54 +1920,54 @@ job as (
     from input i
    where (select scope from header) = '' or i.id in (select job_id from fence)
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0),
-       (select array_agg(job_id) from fence);
+       (select pg_catalog.array_agg(job_id) from fence);
 
 -- enqueue.go: insertLaned
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
   on conflict do nothing
   returning job_id
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
   select job_id,
-         greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                  timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+         greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
          statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
          $6::text, $7::text, $16::text, $17::smallint, $18::text
-    from (select case when $7::text is null then nextval('onceq.ids')
+    from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
                       else coalesce((select job_id from fence),
                                     onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
    where job_id is not null
   returning id, run_at
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace($16::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, $16::text from wait
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($16::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, $16::text from wait
 )
 select id, run_at > statement_timestamp(),
        case when run_at >= statement_timestamp() + interval '2 seconds' then 1
                when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               else 1 end * (current_setting('transaction_isolation') = 'read committed')::int
+               else 1 end * (pg_catalog.current_setting('transaction_isolation') = 'read committed')::int
   from wait;
 
 -- enqueue.go: insertManyGeneral
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -1998,25 +1998,25 @@ job as (
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted)
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select h.queue, count(*) as jobs
                   from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
                  where h.due < statement_timestamp() + interval '2 seconds'
                  group by h.queue) h),
-       (select array_agg(job_id) from accepted);
+       (select pg_catalog.array_agg(job_id) from accepted);
 
 -- enqueue.go: insertManyTaking
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -2032,7 +2032,7 @@ free as materialized (
            from onceq.job_fences f
           where f.class = 0 and f.scope = i.scope and f.key = i.key
             and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))
             and f.token >> 20 < i.id and f.job_id < i.id
             for update) f
 ),
@@ -2069,30 +2069,30 @@ job as (
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted)
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select h.queue, count(*) as jobs
                   from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
                  where h.due < statement_timestamp() + interval '2 seconds'
                  group by h.queue) h),
-       (select array_agg(job_id) from accepted);
+       (select pg_catalog.array_agg(job_id) from accepted);
 
 -- enqueue.go: insertPlain
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
-values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
+values (pg_catalog.nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
 returning id, false, 1;
 
 -- enqueue.go: insertPlainMany
 with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
       as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
@@ -2106,15 +2106,15 @@ job as (
     from input i
    where true
 )
-select (select array_agg(id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+select (select pg_catalog.array_agg(id) from input),
+       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
+       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
           from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0), null::bigint[];
 
 -- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())),
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())),
        greatest(f.token >> 20, f.job_id), case when j.id is null and f.state = 0
             then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -2192,19 +2192,19 @@ select holder, coalesce(ahead, false) from onceq.jobs
 
 -- explain.go: locked.read
 select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
-       coalesce(a.state = 'active' and strpos(a.query, 'onceq.') > 0, false)
+       coalesce(a.state = 'active' and pg_catalog.strpos(a.query, 'onceq.') > 0, false)
   from (select id, xmax from onceq.jobs where id = any ($1::bigint[])
         union all
         select id, xmax from onceq.job_waits where id = any ($1::bigint[])) j
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
  where l.pid is distinct from pg_backend_pid()
-   and (a.xact_start <= statement_timestamp() - $2::bigint * interval '1 microsecond') is not false
+   and (a.xact_start <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond') is not false
  order by j.id limit 1;
 
 -- explain.go: readElsewhere
 select count(*)
-  from unnest($1::text[]) q (queue)
+  from pg_catalog.unnest($1::text[]) q (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select leased_until, holder from onceq.jobs
@@ -2219,24 +2219,24 @@ select statement_timestamp();
 -- failing.go: readFailing
 with counted as materialized (
   select queue, kind, minute, completed, failed + dead as bad,
-         max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
+         pg_catalog.max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
     from onceq.job_counts
    where minute >= statement_timestamp() - interval '1 hour'
 ),
 failing as materialized (
-  select queue, kind, min(minute) filter (where bad > 0) as since, max(minute) as latest, sum(bad)::bigint as bad, sum(completed)::bigint as completed
+  select queue, kind, pg_catalog.min(minute) filter (where bad > 0) as since, pg_catalog.max(minute) as latest, pg_catalog.sum(bad)::bigint as bad, pg_catalog.sum(completed)::bigint as completed
     from counted
    where good is null or minute > good
    group by queue, kind
-  having sum(bad) >= $1::int
-   order by sum(bad) desc, queue, kind
+  having pg_catalog.sum(bad) >= $1::int
+   order by pg_catalog.sum(bad) desc, queue, kind
    limit 20
 )
 select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coalesce(e.n, 0), coalesce(e.looked, 0)
   from failing f
   left join lateral (
-       select min(text) as text, count(*) as n, sum(count(*)) over ()::bigint as looked
-         from (select left(j.errors -> -1 ->> 'error', 300) as text
+       select pg_catalog.min(text) as text, count(*) as n, pg_catalog.sum(count(*)) over ()::bigint as looked
+         from (select pg_catalog.left(j.errors -> -1 ->> 'error'::text, 300) as text
                  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                 cross join lateral (
                       (select kind, errors from onceq.jobs
@@ -2246,12 +2246,12 @@ select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coale
                         where queue = f.queue and priority = p.priority and run_at <= statement_timestamp() order by run_at, id limit 300)) j
                 where j.kind = f.kind
                union all
-               select left(h.errors -> -1 ->> 'error', 300)
+               select pg_catalog.left(h.errors -> -1 ->> 'error'::text, 300)
                  from (select kind, errors from onceq.job_history
                         where queue = f.queue and state = 6 order by id desc limit 300) h
                 where h.kind = f.kind) e
         where text <> ''
-        group by regexp_replace(text, '[0-9]+', '#', 'g')
+        group by pg_catalog.regexp_replace(text, '[0-9]+', '#', 'g')
         order by 2 desc, 1
         limit 1) e on true
  where e.n > 0 or f.latest >= statement_timestamp() - interval '10 minutes'
@@ -2269,8 +2269,8 @@ with ok as materialized (
 ),
 mine as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
-  select $4::smallint, $5::text, $6::text, 1, nullif($1::bigint, 0), nextval('onceq.ids') << 20, $7::bigint,
-         statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
+  select $4::smallint, $5::text, $6::text, 1, nullif($1::bigint, 0), pg_catalog.nextval('onceq.ids') << 20, $7::bigint,
+         statement_timestamp() + $8::bigint::float8 * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
   returning token, leased_until, created_at, identity
@@ -2281,7 +2281,7 @@ select exists (select from ok), m.token, m.leased_until, m.created_at, m.identit
 -- fence.go: readFence
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())), false), statement_timestamp()
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())), false), statement_timestamp()
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
 
@@ -2290,11 +2290,11 @@ with ok as materialized (
   select where $1::bigint = 0
       or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
 ),
-n as materialized (select nextval('onceq.ids') << 20 as token),
+n as materialized (select pg_catalog.nextval('onceq.ids') << 20 as token),
 mine as (
   update onceq.job_fences f
      set state = 1, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
-         leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
+         leased_until = statement_timestamp() + $8::bigint::float8 * interval '1 microsecond',
          created_at = case when $12::bool then f.created_at else statement_timestamp() end,
          identity = case when $12::bool then f.identity end,
          fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
@@ -2304,9 +2304,9 @@ mine as (
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
      and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
               when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id)
-                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)) is null
+                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from h.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true)) is null
               else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) end
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) end
   returning f.token, f.leased_until, f.created_at, f.identity
 )
 select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
@@ -2341,7 +2341,7 @@ select f.scope from onceq.job_fences f
 -- fence_lease.go: extendFence
 with done as (
   update onceq.job_fences f
-     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
+     set leased_until = statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
          detail = case when not $8::bool then f.detail end
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
   returning 1
@@ -2361,10 +2361,10 @@ select case when not exists (select from done) then onceq.lease_lost($1::bigint)
 
 -- findings.go: calls.unanswered
 select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
-  from generate_series(0, 15) s (slot)
+  from pg_catalog.generate_series(0, 15) s (slot)
  cross join lateral (
        select lane, due from onceq.lane_calls
-        where slot = s.slot::smallint and due < statement_timestamp() - $1::bigint * interval '1 microsecond'
+        where slot = s.slot::smallint and due < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
         order by due limit 1) c
  order by c.due
  limit 1;
@@ -2379,33 +2379,33 @@ with recursive line (lane, k) as (
   select l.lane, h.id, h.since, h.worker
     from line l
    cross join lateral (
-         select count(*) as live, (array_agg(id order by since) filter (where goes_on))[1] as id, min(since) filter (where goes_on) as since,
-                (array_agg(worker order by since) filter (where goes_on))[1] as worker
+         select count(*) as live, (pg_catalog.array_agg(id order by since) filter (where goes_on))[1] as id, pg_catalog.min(since) filter (where goes_on) as since,
+                (pg_catalog.array_agg(worker order by since) filter (where goes_on))[1] as worker
            from (select j.id, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
-                        case when (j.progress ->> 'claims')::bigint = j.claims then (j.progress ->> 'since')::timestamptz -- beats write it
-                             else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0) * interval '1 microsecond' end as since
+                        case when (j.progress ->> 'claims'::text)::bigint = j.claims then (j.progress ->> 'since'::text)::timestamptz -- beats write it
+                             else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0)::float8 * interval '1 microsecond' end as since
                    from onceq.lane_places p
-                  cross join lateral (select * from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0) j
+                  cross join lateral (select * from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0) j
                   where p.lane = l.lane and j.leased_until is not null
                   limit 1000) j) h
-   where l.lane is not null and h.since < statement_timestamp() - $2::bigint * interval '1 microsecond'
+   where l.lane is not null and h.since < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
      and h.live >= least(1000, coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1))
    limit 20)
 select h.lane, h.id, h.since, h.worker, w.waiting
   from hang h
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = h.lane and priority = p.priority order by run_at, id limit 1000) w) w
- where w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by h.since, h.lane;
 
 -- findings.go: readHead
-select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*), min(j.run_at),
-       bool_or(j.run_at < statement_timestamp() - $2::bigint * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
-  from unnest($1::text[]) n (queue)
+select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catalog.max(j.lost), count(*), pg_catalog.min(j.run_at),
+       pg_catalog.bool_or(j.run_at < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
+  from pg_catalog.unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select id, kind, lost, run_at, leased_until from onceq.jobs
@@ -2436,22 +2436,22 @@ with recursive line (lane, k) as (
 )
 select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
   from line l
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
  cross join lateral (select s.lane, s.n, s.rate, s.per
                  from onceq.lane_limits s
-                where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s
   left join lateral (
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
-       select sum(took)::float8 / nullif(sum(completed + failed + dead), 0) / 1000000 as took
+       select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
          from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
- where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane;
 
 -- findings.go: readUnset
@@ -2463,19 +2463,19 @@ with recursive line (lane, k) as (
 )
 select l.lane, w.waiting
   from line l
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
  where l.lane is not null
-   and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and s.n is not null)
-   and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+   and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null)
+   and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane;
 
 -- findings.go: reaper.left
 select minute from onceq.job_counts
- where minute < statement_timestamp() - $1::bigint * interval '1 microsecond' - interval '1 hour'
+ where minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1;
 
@@ -2490,12 +2490,12 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
+     set state = 3, token = g.id << 20 | g.claims::bigint, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )
-select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone);
+select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone);
 
 -- finish.go: completeJobsTold
 with u as materialized (
@@ -2508,7 +2508,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
+     set state = 3, token = g.id << 20 | g.claims::bigint, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
@@ -2519,11 +2519,11 @@ told as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
-    from (select E'\x1f' || lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+    from (select E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
 )
-select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone);
+select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone);
 
 -- finish.go: completeOne
 with gone as (
@@ -2553,11 +2553,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -2590,8 +2590,8 @@ told as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
-    from (select E'\x1f' || lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+    from (select E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0') as lane from (select distinct group_id from told) g) t
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
@@ -2610,11 +2610,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -2631,11 +2631,11 @@ left_place as (
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  select lane, id from gone where lane is not null and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+  select lane, count(*) as n, pg_catalog.bool_or(lane_rule & 2::smallint = 2 and state in (6, 8)) as stops
     from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
@@ -2653,9 +2653,9 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.place from head h cross join lateral (
@@ -2679,12 +2679,12 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
-   group by lane having sum(n) > 0
+   where (select count(*) from moved) < (select pg_catalog.sum(n)::bigint from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
+   group by lane having pg_catalog.sum(n) > 0::numeric
 )
-select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
 
@@ -2703,11 +2703,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -2720,20 +2720,20 @@ history as (
   returning id
 ),
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -2750,14 +2750,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -2780,12 +2780,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -2795,7 +2795,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -2813,21 +2813,21 @@ job as (
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
-select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
 
@@ -2843,7 +2843,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims::bigint,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
@@ -2852,11 +2852,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -2868,8 +2868,8 @@ history as (
    where job_history.state = 5
   returning id
 )
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1);
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1);
 
 -- finish.go: endWith lane
 with u as materialized (
@@ -2883,7 +2883,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims::bigint,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
@@ -2892,11 +2892,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -2913,11 +2913,11 @@ left_place as (
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  select lane, id from gone where lane is not null and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+  select lane, count(*) as n, pg_catalog.bool_or(lane_rule & 2::smallint = 2 and state in (6, 8)) as stops
     from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
@@ -2935,9 +2935,9 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.place from head h cross join lateral (
@@ -2950,10 +2950,10 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, statement_timestamp() - falling::float8 * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
@@ -2963,13 +2963,13 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
-   group by lane having sum(n) > 0
+   where (select count(*) from moved) < (select pg_catalog.sum(n)::bigint from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
+   group by lane having pg_catalog.sum(n) > 0::numeric
 )
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()));
 
@@ -2985,7 +2985,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims::bigint,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
@@ -2994,11 +2994,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -3011,20 +3011,20 @@ history as (
   returning id
 ),
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -3041,14 +3041,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -3071,12 +3071,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -3086,9 +3086,9 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
-    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+    from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -3099,31 +3099,31 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling::float8 * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()));
 
@@ -3134,19 +3134,19 @@ with u as materialized (
 ),
 ready as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims, j.created_at
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- finish.go: retryWith lane
@@ -3156,35 +3156,35 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0 and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1::smallint = 1 and u.delay > 0 and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
+  select id, statement_timestamp() + delay::float8 * interval '1 microsecond', created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule, null
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1e6)::bigint) + 1 else identity end, lane, lane_rule, null
     from gone
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and ((j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and ((j.lane_rule is null or j.lane_rule & 1::smallint = 0 or u.delay = 0) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
@@ -3195,11 +3195,11 @@ left_place as (
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  select lane, id from gone where lane is not null and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+  select lane, count(*) as n, pg_catalog.bool_or(lane_rule & 2::smallint = 2 and state in (6, 8)) as stops
     from gone where lane is not null group by lane order by lane -- as the indexes have them
 ),
 head as materialized (
@@ -3217,9 +3217,9 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.place from head h cross join lateral (
@@ -3232,10 +3232,10 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, statement_timestamp() - falling::float8 * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
@@ -3245,13 +3245,13 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select sum(n) from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
-   group by lane having sum(n) > 0
+   where (select count(*) from moved) < (select pg_catalog.sum(n)::bigint from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
+   group by lane having pg_catalog.sum(n) > 0::numeric
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
@@ -3263,56 +3263,56 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0) and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (pg_catalog.strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1::smallint = 1 and u.delay > 0) and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most,
-            split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
+            pg_catalog.split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1::smallint = 1 and u.delay > 0 as leaves
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, path)
-  select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
+  select id, case when delay > 0 then statement_timestamp() + delay::float8 * interval '1 microsecond' else created_at end, created_at, claims,
          least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
-         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, case when delay <= 0 then statement_timestamp() end, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1e6)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(pg_catalog.split_part(lane, E'\x1f', 1), ''), pg_catalog.split_part(lane, E'\x1f', 2)) else pg_catalog.split_part(lane, E'\x1f', 2) end, lane_rule, case when delay <= 0 then statement_timestamp() end, nullif(pg_catalog.replace(lane, E'\x1f' || '@', ''), pg_catalog.split_part(lane, E'\x1f', 1))
     from gone
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), lane from wait where run_at < statement_timestamp() + interval '36000 days'
 ),
 stay as (
   update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
+     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (not coalesce((pg_catalog.strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1::smallint = 1 and u.delay > 0), false) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -3329,14 +3329,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -3359,12 +3359,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -3374,9 +3374,9 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
-    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+    from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -3387,31 +3387,31 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling::float8 * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
-select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
@@ -3440,7 +3440,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims::bigint,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
@@ -3449,11 +3449,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -3465,9 +3465,9 @@ history as (
    where job_history.state = 5
   returning id
 )
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1),
-       (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone);
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1),
+       (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone);
 
 -- finish.go: telling end, limit
 with u as materialized (
@@ -3481,7 +3481,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims::bigint,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
@@ -3490,11 +3490,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -3507,20 +3507,20 @@ history as (
   returning id
 ),
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -3537,14 +3537,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -3567,12 +3567,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -3582,9 +3582,9 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
-    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+    from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -3595,34 +3595,34 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling::float8 * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at)
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
-       (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone);
+       (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone);
 
 -- finish.go: telling one
 with gone as (
@@ -3639,11 +3639,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -3655,7 +3655,7 @@ history as (
    where job_history.state = 5
   returning id
 )
-select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone));
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone));
 
 -- finish.go: telling one, limit
 with gone as (
@@ -3672,11 +3672,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -3689,20 +3689,20 @@ history as (
   returning id
 ),
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -3719,14 +3719,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -3749,12 +3749,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -3764,7 +3764,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -3782,27 +3782,27 @@ job as (
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
-select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
 
 -- group.go: findCycles
 with recursive up (id, root) as (
-  select u.id, u.id from unnest($1::bigint[]) as u(id)
+  select u.id, u.id from pg_catalog.unnest($1::bigint[]) as u(id)
   union
   select w.id, up.root
     from up
@@ -3840,7 +3840,7 @@ select g.id,
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
        coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
@@ -3853,7 +3853,7 @@ select g.id,
 -- group.go: readGroups
 with g as materialized (
   select id, lane from onceq.job_waits
-   where lane > E'\x1f' || lpad($1::bigint::text, 19, '0') and lane < ' '
+   where lane > E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0') and lane < ' '
    order by lane limit $2::int
 )
 select g.id,
@@ -3865,7 +3865,7 @@ select g.id,
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
        coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
@@ -3886,7 +3886,7 @@ with page as materialized (
 )
 select m.job_id, coalesce(m.state, i.state, 5), coalesce(m.result::text, ''),
        coalesce(case when i.state <> 5 then i.kind end, ''),
-       coalesce(case when i.state <> 5 then i.errors -> -1 ->> 'error' end, '')
+       coalesce(case when i.state <> 5 then i.errors -> -1 ->> 'error'::text end, '')
   from page m
   left join lateral (
        select case when j.id is null then null
@@ -3915,7 +3915,7 @@ i as (select g.id,
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
        coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
@@ -3930,7 +3930,7 @@ select i.*,
   from i;
 
 -- group_list.go: readStuck
-select w.id, (array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
+select w.id, (pg_catalog.array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
   from (select f.id, f.if_dead
           from (select id, if_dead from onceq.job_waits where lane > E'\x1f' and lane < ' ' order by lane limit 10000) f
          where not exists (select from (select from onceq.job_members where group_id = f.id and state = 0 order by job_id desc limit 1) m)
@@ -3938,7 +3938,7 @@ select w.id, (array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or
  cross join lateral (
        select job_id, state from onceq.job_members where group_id = w.id order by job_id limit 10000) m
  group by w.id
-having bool_or(m.state = 8 or m.state = 6 and w.if_dead = 0)
+having pg_catalog.bool_or(m.state = 8 or m.state = 6 and w.if_dead = 0)
  order by w.id
  limit 20;
 
@@ -3946,46 +3946,46 @@ having bool_or(m.state = 8 or m.state = 6 and w.if_dead = 0)
 rollback to savepoint;
 
 -- health.go: indexes.indexes
-select t.relname, c.relname, pg_relation_size(c.oid)
+select t.relname, c.relname, pg_catalog.pg_relation_size(c.oid)
   from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
  where i.indrelid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
-   and pg_relation_size(c.oid) > $1::bigint
+   and pg_catalog.pg_relation_size(c.oid) > $1::bigint
  order by c.relname;
 
 -- health.go: keptBack.others
 select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
   from pg_prepared_xacts
- where database = current_database() and prepared < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where database = current_database() and prepared < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
 union all
-select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
+select 'replication_slot', slot_name::text, greatest(pg_catalog.age(xmin), pg_catalog.age(catalog_xmin))::bigint
   from pg_replication_slots
- where age(xmin) > $2::bigint;
+ where pg_catalog.age(xmin) > $2::bigint;
 
 -- health.go: locks.locks
 select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
-       string_agg(distinct c.relname::text, ', '), min(l.mode), bool_and(l.granted),
-       case when not bool_and(l.granted) then array_to_string(pg_blocking_pids(l.pid), ', ') else '' end
+       pg_catalog.string_agg(distinct c.relname::text, ', '), pg_catalog.min(l.mode), pg_catalog.bool_and(l.granted),
+       case when not pg_catalog.bool_and(l.granted) then pg_catalog.array_to_string(pg_catalog.pg_blocking_pids(l.pid), ', ') else '' end
   from pg_locks l
   join pg_class c on c.oid = l.relation
   left join pg_stat_activity a on a.pid = l.pid
  where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database())
    and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-   and c.relkind in ('r', 'p') and c.relnamespace = (select relnamespace from pg_class where oid = 'onceq.jobs'::regclass)
+   and c.relkind in ('r', 'p') and c.relnamespace = (select relnamespace from pg_class where oid = 'onceq.jobs'::regclass::oid)
    and l.pid is distinct from pg_backend_pid()
-   and (a.xact_start <= statement_timestamp() - $1::bigint * interval '1 microsecond') is not false
+   and (a.xact_start <= statement_timestamp() - $1::bigint::float8 * interval '1 microsecond') is not false
  group by l.pid, a.usename, a.application_name, a.state, a.xact_start
- order by bool_and(l.granted) desc, a.xact_start, 1
+ order by pg_catalog.bool_and(l.granted) desc, a.xact_start, 1
  limit 5;
 
 -- health.go: pauses.old
-select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name;
+select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' order by what desc, name;
 
 -- health.go: readStill
 select s.lane, s.ids, -1
-  from (select lane, (array_agg(id order by id))[:5] as ids
+  from (select lane, (pg_catalog.array_agg(id order by id))[:5] as ids
           from (select s.lane, s.id
                   from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
-                  join onceq.job_history h on h.id = s.id and split_part(h.lane, E'\x1f', 1) = s.lane and h.state in (6, 8)) h
+                  join onceq.job_history h on h.id = s.id and pg_catalog.split_part(h.lane, E'\x1f', 1) = s.lane and h.state in (6, 8)) h
          group by lane) s
  where exists (select from onceq.job_waits w where w.lane = s.lane offset 0)
 union all
@@ -3995,14 +3995,14 @@ select l.lane, '{}', l.n
    and (exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                  cross join lateral (
                        select from onceq.job_waits
-                        where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                        where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
                         limit 1) w)
-     or l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) and exists (
+     or l.lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1) and exists (
                select from (select lane, run_at from onceq.job_waits
-                             where lane > l.lane and lane < left(l.lane, -1) || '0' -- which comes after the slash
+                             where lane > l.lane and lane < pg_catalog.left(l.lane, -1) || '0' -- which comes after the slash
                              order by lane, priority, run_at, id
                              limit 1000) w
-                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                where w.run_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
                   and not exists (select from onceq.lane_limits o where o.lane = w.lane and o.n is not null offset 0)))
  order by 1
  limit 20;
@@ -4011,10 +4011,10 @@ select l.lane, '{}', l.n
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        xact_start, extract(epoch from statement_timestamp() - xact_start)::bigint
   from pg_stat_activity a
- where coalesce(backend_xmin, backend_xid) is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ where coalesce(backend_xmin, backend_xid) is not null and xact_start < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
    and (datname = current_database() or backend_type = 'walsender') and pid <> pg_backend_pid()
    and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid) -- one vacuum keeps no other one from its work
- order by greatest(age(backend_xmin), age(backend_xid)) desc, xact_start
+ order by greatest(pg_catalog.age(backend_xmin), pg_catalog.age(backend_xid)) desc, xact_start
  limit 1;
 
 -- health.go: tables.tables
@@ -4023,8 +4023,8 @@ select c.relname,
        case when coalesce(s.last_vacuum, s.last_autovacuum, s.last_analyze, s.last_autoanalyze) is null
             then greatest(s.n_live_tup, c.reltuples::bigint, 0) else s.n_live_tup end,
        coalesce(s.n_dead_tup, 0),
-       current_setting('autovacuum')::bool and current_setting('track_counts')::bool
-         and not exists (select from pg_options_to_table(c.reloptions) where option_name = 'autovacuum_enabled' and not option_value::bool)
+       pg_catalog.current_setting('autovacuum')::bool and pg_catalog.current_setting('track_counts')::bool
+         and not exists (select from pg_catalog.pg_options_to_table(c.reloptions) where option_name = 'autovacuum_enabled' and not option_value::bool)
   from pg_class c
   left join pg_stat_all_tables s on s.relid = c.oid
  where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
@@ -4102,12 +4102,12 @@ given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
 few as materialized (select false as few)
 select greatest(0,
        
-       (select max(i.id)
-          from past p cross join unnest($3::smallint[]) s (state)
+       (select pg_catalog.max(i.id)
+          from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
          cross join lateral (
                select h.id from onceq.job_history h
                 where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * pg_catalog.cardinality($3::smallint[])), 100) - 1 limit 1) i
          where p.queue is not null)), few.few
   from few;
 
@@ -4119,12 +4119,12 @@ select greatest(0,
        case when not few.few then (select id from onceq.jobs where id < $1::bigint order by id desc offset $5::int - 1 limit 1) end,
        (select id from onceq.job_waits where id < $1::bigint order by id desc offset $5::int - 1 limit 1),
        
-       (select max(i.id)
-          from past p cross join unnest($3::smallint[]) s (state)
+       (select pg_catalog.max(i.id)
+          from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
          cross join lateral (
                select h.id from onceq.job_history h
                 where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * pg_catalog.cardinality($3::smallint[])), 100) - 1 limit 1) i
          where p.queue is not null)), few.few
   from few;
 
@@ -4188,7 +4188,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-           where cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text and case when j.id is null then null
+           where pg_catalog.cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
@@ -4199,14 +4199,14 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-           where cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
+           where pg_catalog.cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
           union all 
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
        h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
-           where cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text and h.state = any ($3::smallint[])
+           where pg_catalog.cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text and h.state = any ($3::smallint[])
           offset 0) a
  where m.group_id = $11::bigint and m.job_id < $1::bigint
  order by m.job_id desc
@@ -4250,26 +4250,26 @@ past (queue) as (
     from past p where p.queue is not null
 ),
 names as materialized (
-  select unnest($1::text[]) collate "C" as queue
+  select pg_catalog.unnest($1::text[]) collate "C" as queue
   union
   select queue from (select queue from live union all select queue from waits union all select queue from past union all select queue from onceq.queues
                       union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
-       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1e6, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
        w.in_lane, w.in_limit, w.after_others
   from names n
  cross join lateral (
-       select sum(x.waiting)::bigint as waiting, sum(x.retrying)::bigint as retrying, sum(x.leased)::bigint as leased, sum(x.running)::bigint as running,
-              min(x.oldest) as oldest, max(x.seen) as seen
+       select pg_catalog.sum(x.waiting)::bigint as waiting, pg_catalog.sum(x.retrying)::bigint as retrying, pg_catalog.sum(x.leased)::bigint as leased, pg_catalog.sum(x.running)::bigint as running,
+              pg_catalog.min(x.oldest) as oldest, pg_catalog.max(x.seen) as seen
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
               select count(*) filter (where j.free and j.fresh) as waiting, count(*) filter (where j.free and not j.fresh) as retrying,
                      count(*) filter (where not j.free) as leased, count(*) filter (where not j.free and j.ahead is null) as running,
-                     min(j.run_at) filter (where j.free) as oldest, count(*) as seen
+                     pg_catalog.min(j.run_at) filter (where j.free) as oldest, count(*) as seen
                 from ((select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
@@ -4284,7 +4284,7 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
                         order by run_at desc, id desc
                         limit $2::int / 2 + 1)) j) x) i
  cross join lateral (
-       select min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
+       select pg_catalog.min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
               select j.run_at
@@ -4323,10 +4323,10 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
  cross join lateral (
-       select count(*) as blocked, coalesce(max(due) filter (where of = ''), 0) as in_lane, coalesce(max(due) filter (where of = '/'), 0) as in_limit,
-              coalesce(max(due) filter (where of = chr(31)), 0) as after_others
-         from (select case when starts_with(lane, E'\x1f') then chr(31) when lane like '/%' then '/' else '' end as of,
-                      (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1000000)::bigint as due
+       select count(*) as blocked, coalesce(pg_catalog.max(due) filter (where of = ''), 0) as in_lane, coalesce(pg_catalog.max(due) filter (where of = '/'), 0) as in_limit,
+              coalesce(pg_catalog.max(due) filter (where of = pg_catalog.chr(31)), 0) as after_others
+         from (select case when pg_catalog.starts_with(lane, E'\x1f') then pg_catalog.chr(31) when lane like '/%' then '/' else '' end as of,
+                      (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1e6)::bigint as due
                  from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue;
 
@@ -4349,7 +4349,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
 ),
 waiting as (
@@ -4358,12 +4358,12 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
@@ -4396,7 +4396,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text
    order by j.id desc limit $2::int
 ),
 waiting as (
@@ -4405,7 +4405,7 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text
    order by w.id desc limit $2::int
 ),
 finished as (
@@ -4433,7 +4433,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
@@ -4442,12 +4442,12 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
@@ -4477,7 +4477,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and j.queue || '' = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and j.queue || '' = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
@@ -4486,12 +4486,12 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and w.queue = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
@@ -4500,7 +4500,7 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
   from (
                select * from onceq.job_history h
                 where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc limit 2 * greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100)) h
+                order by h.queue desc, h.state desc, h.id desc limit 2 * greatest(5000 / ((select count(*) from past) * pg_catalog.cardinality($3::smallint[])), 100)) h
          where h.id >= $11::bigint and h.kind = $5::text
                 order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
@@ -4521,7 +4521,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
@@ -4530,7 +4530,7 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
@@ -4558,7 +4558,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
    order by j.id + 0 desc limit $2::int
 ),
 waiting as (
@@ -4567,12 +4567,12 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
@@ -4596,16 +4596,16 @@ past (queue) as (
 ),
 given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
 live as (select j.id from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
 ),
 waiting as (select w.id from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (select h.id from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
                 order by h.queue desc, h.state desc, h.id desc limit $2::int) i
@@ -4633,7 +4633,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
@@ -4646,12 +4646,12 @@ select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
        w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
-   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
+    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
@@ -4687,8 +4687,8 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
          when 4 then 'dead' when 5 then 'cancelled' when 2 then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
-       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint), f.fingerprint
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
+       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> 3 and (f.class <> 4 or f.state = 3) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
@@ -4696,7 +4696,7 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
 
 -- lane.go: laneLimit
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
-                 (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1);
+                 (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1);
 
 -- lane.go: readAhead
 select array(select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -4709,15 +4709,15 @@ select array(select w.id from (values (-1::smallint), (0::smallint), (1::smallin
 
 -- lane.go: readLane
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
-                 (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text limit coalesce((select n from onceq.lane_limits where lane = $1::text),
-                 (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1)) l),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1)) l),
        array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -4732,14 +4732,14 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  limit $3::int) w),
        a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder
   from (
-       select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
+       select pg_catalog.array_agg(id order by place) as ids, pg_catalog.array_agg(queue order by place) as queues, pg_catalog.array_agg(kind order by place) as kinds
          from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
                       case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text order by p.id limit 10) f) a
   left join lateral (
@@ -4747,9 +4747,9 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
          from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text and true offset 0) j
         order by j.leased_until, j.run_at, j.id
@@ -4762,35 +4762,35 @@ with recursive names (lane, n) as (
   union all
   select coalesce((select lane from onceq.job_waits where lane > l.lane and lane < '/' order by lane limit 1),
                   (select lane from onceq.job_waits where lane > greatest(l.lane, '0') order by lane limit 1)), l.n + 1
-    from names l where starts_with(l.lane, $2::text) and l.n < $3::int
+    from names l where pg_catalog.starts_with(l.lane, $2::text) and l.n < $3::int
 )
 select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                                (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
+                                (select n from onceq.lane_limits where lane = pg_catalog.split_part(l.lane, '/', 1) || '/'), 1)),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane limit greatest($4::int, coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))) j),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1))) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane order by p.id limit 10),
        w.waiting, w.delayed,
-       coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        array(select s.id from onceq.lane_stops s where s.lane = l.lane order by s.id limit 10)
   from names l
- cross join lateral (select least(count(*) filter (where due), $4::int) as waiting, least(count(*) filter (where not due), $4::int) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $4::int) as waiting, least(count(*) filter (where not due), $4::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit $4::int) w) w
- where starts_with(l.lane, $2::text)
+ where pg_catalog.starts_with(l.lane, $2::text)
  order by l.n;
 
 -- lazytx.go: Release
@@ -4814,12 +4814,12 @@ free as materialized (
     from u cross join lateral (
          select id from onceq.jobs
           where id = u.id and claims = u.claims and holder = u.holder
-            and leased_until < statement_timestamp() + $4::bigint * interval '1 microsecond'
+            and leased_until < statement_timestamp() + $4::bigint::float8 * interval '1 microsecond'
             for no key update skip locked) j
 ),
 extended as (
   update onceq.jobs j
-     set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond',
+     set leased_until = statement_timestamp() + $4::bigint::float8 * interval '1 microsecond',
          ahead = case when ($5::bool[])[free.n] then null else j.ahead end,
          progress = coalesce(nullif(($6::text[])[free.n], '')::jsonb, j.progress)
     from free where j.id = any (array[free.id])
@@ -4839,7 +4839,7 @@ with free as materialized (
    where id = $1::bigint and claims = $2::int and holder = $3::bigint
      for no key update skip locked
 )
-update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint * interval '1 microsecond')
+update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint::float8 * interval '1 microsecond')
   from free where j.id = any (array[free.id])
 returning true;
 
@@ -4870,7 +4870,7 @@ calls as (
 select 1;
 
 -- limit.go: setLine slot
-select (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint;
+select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint;
 
 -- limit_list.go: readLimitOf
 with x (lane) as (select $1::text collate "C"),
@@ -4878,34 +4878,34 @@ l as (select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
-       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, 100000.0 / s.gap)) * s.gap) * interval '1 microsecond',
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 * s.gap / c.gap, 0)
+         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000.0 * interval '1 microsecond' and s.gap is not null
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap
                  from onceq.lane_limits s
-                where s.lane = any (array[x.lane, left(x.lane, strpos(substr(x.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[x.lane, pg_catalog.left(x.lane, pg_catalog.strpos(pg_catalog.substr(x.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
@@ -4924,14 +4924,14 @@ select l.*,
                  limit $3::int) w),
        a.ids, a.queues, a.kinds, coalesce(h.id, 0), h.leased_until, h.run_at, h.holder
   from l cross join lateral (
-       select array_agg(id order by place) as ids, array_agg(queue order by place) as queues, array_agg(kind order by place) as kinds
+       select pg_catalog.array_agg(id order by place) as ids, pg_catalog.array_agg(queue order by place) as queues, pg_catalog.array_agg(kind order by place) as kinds
          from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
                       case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text order by p.id limit 10) f) a
   left join lateral (
@@ -4939,9 +4939,9 @@ select l.*,
          from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text and l.n is distinct from 2147483647 offset 0) j
         order by j.leased_until, j.run_at, j.id
@@ -4959,34 +4959,34 @@ select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
-       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, 100000.0 / s.gap)) * s.gap) * interval '1 microsecond',
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 * s.gap / c.gap, 0)
+         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000.0 * interval '1 microsecond' and s.gap is not null
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap
                  from onceq.lane_limits s
-                where s.lane = any (array[x.lane, left(x.lane, strpos(substr(x.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[x.lane, pg_catalog.left(x.lane, pg_catalog.strpos(pg_catalog.substr(x.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
@@ -5000,34 +5000,34 @@ select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
-       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, 100000.0 / s.gap)) * s.gap) * interval '1 microsecond',
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 * s.gap / c.gap, 0)
+         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000.0 * interval '1 microsecond' and s.gap is not null
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap
                  from onceq.lane_limits s
-                where s.lane = any (array[x.lane, left(x.lane, strpos(substr(x.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[x.lane, pg_catalog.left(x.lane, pg_catalog.strpos(pg_catalog.substr(x.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select run_at, run_at <= statement_timestamp() as due
@@ -5037,12 +5037,12 @@ select x.lane,
 with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy <@ $5::text[])
+                   where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as others,
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker % 1000003 < $1::bigint % 1000003 and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy <@ $5::text[])
+                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as before
 ),
@@ -5057,7 +5057,7 @@ gone as (
 ),
 row as (
   insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond'
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
     from said where not dormant and $11::int = 0
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
@@ -5066,7 +5066,7 @@ select exists (select from onceq.waiter_queues where queue = $7::text and serves
 -- listen.go: announce.name
 with new as (
   insert into onceq.waiter_queues (queue, serves)
-  select u.queue, $2::bigint from unnest($1::text[]) as u(queue) order by u.queue collate "C"
+  select u.queue, $2::bigint from pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
   on conflict do nothing
 )
 select 1;
@@ -5077,15 +5077,15 @@ listen;
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
-select count(onceq.wake(u.queue, 1, $3::bigint, true))
-  from unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue);
+select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
+  from pg_catalog.unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue);
 
 -- look.go: lookForCalls
 with recent as materialized (
   select queue from onceq.queues
-   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint::float8 * interval '1 microsecond'
      and rescanned_at <= statement_timestamp() + interval '1 second'
-     and not coalesce(left_kinds && $5::text[], false)
+     and not coalesce(left_kinds operator(pg_catalog.&&) $5::text[], false)
 ),
 seen as materialized (
   select q.n,
@@ -5112,11 +5112,11 @@ seen as materialized (
     from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::timestamptz[]), (select $4::timestamptz[])) with ordinality as q(queue, high, normal, low, n)
 )
 select statement_timestamp(), exists (select from seen where behind is null), array(select n from seen where behind),
-       array(select n from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
-       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1000000)::bigint
-               from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select n from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
+       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1e6)::bigint
+               from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
        array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what),
-       exists (select from generate_series(-1, 15) as s(slot)
+       exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
                 cross join lateral (
                       select due from onceq.lane_calls
                        where slot = s.slot::smallint and due > $9::timestamptz and due <= statement_timestamp()
@@ -5141,21 +5141,21 @@ first as materialized (
 behind as materialized (
   select distinct f.queue, exists (
            select from onceq.queues q
-            where q.queue = f.queue and q.rescanned_at > statement_timestamp() - $4::bigint * interval '1 microsecond'
+            where q.queue = f.queue and q.rescanned_at > statement_timestamp() - $4::bigint::float8 * interval '1 microsecond'
               and q.rescanned_at <= statement_timestamp() + interval '1 second'
-              and not coalesce(q.left_kinds && $3::text[], false)) as recent
+              and not coalesce(q.left_kinds operator(pg_catalog.&&) $3::text[], false)) as recent
     from first f
    where f.run_at <= statement_timestamp() - interval '1 second'
 )
 select exists (select from behind where recent), array(select queue from behind where not recent), array(select distinct queue from first where free),
-       (select count(*) from few), coalesce((select max(queue) from few), '');
+       (select count(*) from few), coalesce((select pg_catalog.max(queue) from few), '');
 
 -- look.go: lookForJobs
 with recent as materialized (
   select queue from onceq.queues
-   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint::float8 * interval '1 microsecond'
      and rescanned_at <= statement_timestamp() + interval '1 second'
-     and not coalesce(left_kinds && $5::text[], false)
+     and not coalesce(left_kinds operator(pg_catalog.&&) $5::text[], false)
 ),
 seen as materialized (
   select q.n,
@@ -5182,16 +5182,16 @@ seen as materialized (
     from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::timestamptz[]), (select $4::timestamptz[])) with ordinality as q(queue, high, normal, low, n)
 )
 select statement_timestamp(), exists (select from seen where behind is null), array(select n from seen where behind),
-       array(select n from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
-       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1000000)::bigint
-               from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select n from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
+       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1e6)::bigint
+               from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
        array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what);
 
 -- look.go: lookForNew
 with new as materialized (
   select queue, kind, run_at, leased_until, lost from onceq.jobs where id > $1::bigint order by id desc limit 1000
 )
-select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0),
+select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
        array(select distinct queue from new
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
 
@@ -5217,7 +5217,7 @@ gone as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from gone) l
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0') as lane from gone) l
   returning 1
 ),
 last as (
@@ -5227,13 +5227,13 @@ select (select count(*) from call), (select count(*) from chunk),
        coalesce((select group_id from last), 0), coalesce((select job_id from last), 0);
 
 -- missing.go: forgetMissing
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- move.go: moveJobs
 with free as materialized (
-  select id, queue, created_at, identity, case when right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end as due
+  select id, queue, created_at, identity, case when pg_catalog.right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end as due
     from onceq.jobs
    where id = any ($1::bigint[]) and leased_until is null and queue <> $2::text
    order by id
@@ -5247,7 +5247,7 @@ moved as (
 effect as (
   update onceq.job_fences f set scope = $2::text
     from free g
-   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from g.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1e6)::bigint)), true)
 )
 select count(*), (select onceq.wake($2::text, n.due, $3::bigint, $4::bool)
                     from (select count(*) as due from moved where run_at <= statement_timestamp()) n
@@ -5268,7 +5268,7 @@ moved as (
 effect as (
   update onceq.job_fences f set scope = $2::text
     from free g
-   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from g.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1e6)::bigint)), true)
 )
 select count(*) from moved;
 
@@ -5288,7 +5288,7 @@ returning 1;
 
 -- payload.go: explain.read
 select u.n, p.payload, p.payload_bytes
-  from unnest($1::bigint[]) with ordinality as u(id, n)
+  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
  cross join lateral (
        (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
        union all
@@ -5301,8 +5301,8 @@ select u.n, p.payload, p.payload_bytes
 with gone as (delete from onceq.workers where id = $1::bigint) select 1;
 
 -- presence.go: readWorkers
-select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,
-       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond', stuck::text, pool::text
+select id, host, process, version, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
+       seen_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond', stuck::text, pool::text
   from onceq.workers
  order by host, process, started_at, id;
 
@@ -5313,7 +5313,7 @@ on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuc
 returning 1;
 
 -- promoter.go: anyCalls
-select exists (select from generate_series(-1, 15) as s(slot)
+select exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
                 cross join lateral (
                       select due from onceq.lane_calls
                        where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
@@ -5340,11 +5340,11 @@ gone as (
   delete from onceq.lane_calls where ctid = any (array(select place from heard))
 ),
 family as materialized (
-  select first, min(after) as after, case when first <> '' then (left(first, -1) || '0') collate "C" end as last
-    from (select split_part(lane, E'\x1f', 1) as first,
-                 case when strpos(lane, E'\x1f') > 0 then substr(lane, strpos(lane, E'\x1f') + 1) else lane end as after
+  select first, pg_catalog.min(after) as after, case when first <> '' then (pg_catalog.left(first, -1) || '0') collate "C" end as last
+    from (select pg_catalog.split_part(lane, E'\x1f', 1) as first,
+                 case when pg_catalog.strpos(lane, E'\x1f') > 0 then pg_catalog.substr(lane, pg_catalog.strpos(lane, E'\x1f') + 1) else lane end as after
             from heard) h
-   where first = '' or first = left(first, strpos(substr(first, 2), '/') + 1)
+   where first = '' or first = pg_catalog.left(first, pg_catalog.strpos(pg_catalog.substr(first, 2), '/') + 1)
    group by first
 ),
 lane (lane, first, last) as (
@@ -5362,17 +5362,17 @@ page as materialized (
   select lane, first from lane limit $1::int
 ),
 calls as (
-  insert into onceq.lane_calls (slot, due, lane) select distinct (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from page
+  insert into onceq.lane_calls (slot, due, lane) select distinct (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from page
   returning 1
 ),
 onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select -1, statement_timestamp(), f.first || E'\x1f' || coalesce(p.last, f.after)
-    from family f left join (select first, max(lane) as last from page group by first) p on p.first = f.first
+    from family f left join (select first, pg_catalog.max(lane) as last from page group by first) p on p.first = f.first
    where (select count(*) from page) = $1::int
 ),
 put_off as (
-  update onceq.lane_calls set due = due + 100 * (clock_timestamp() - transaction_timestamp())
+  update onceq.lane_calls set due = due + 100::float8 * (clock_timestamp() - transaction_timestamp())
    where slot = -1 and lane = '' and due > statement_timestamp() and exists (select from family where first = '') and (select count(*) from calls) > 0
 )
 select (select count(*) from calls),
@@ -5386,7 +5386,7 @@ delete from onceq.lane_stops s
 -- promoter.go: lockCalls
 with due as materialized (
   select s.slot
-    from generate_series(-1, 15) as s(slot)
+    from pg_catalog.generate_series(-1, 15) as s(slot)
    cross join lateral (
          select from onceq.lane_calls
           where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
@@ -5398,35 +5398,35 @@ mine as materialized (
          select slot from onceq.lane_locks where slot = d.slot::smallint for update skip locked) l
 ),
 next as materialized (
-  select min(c.due) as due
-    from generate_series(-1, 15) as s(slot)
+  select pg_catalog.min(c.due) as due
+    from pg_catalog.generate_series(-1, 15) as s(slot)
    cross join lateral (
          select due from onceq.lane_calls
           where slot = s.slot::smallint and due > statement_timestamp()
           order by due limit 1) c
 )
-select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, ',') from mine), ''), true),
+select pg_catalog.set_config('onceq_lanes.slots', coalesce((select pg_catalog.string_agg(slot::text, ',') from mine), ''), true),
        (select count(*) from due where slot >= 0), (select count(*) from mine),
-       coalesce((select extract(epoch from due - statement_timestamp()) * 1000000 from next where due < 'infinity'), 0)::bigint,
+       coalesce((select extract(epoch from due - statement_timestamp()) * 1e6 from next where due < 'infinity'), 0)::bigint,
        exists (select from due where slot = -1);
 
 -- promoter.go: lockLanes
 select count(*) from (select slot from onceq.lane_locks order by slot for update) l;
 
 -- promoter.go: look
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- promoter.go: lookAtFamilies
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- promoter.go: promoteCalls
 with call as materialized (
   select c.place, c.lane, s.slot, c.due
-    from unnest(string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
+    from pg_catalog.unnest(pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
    cross join lateral (
          select ctid as place, lane, due from onceq.lane_calls
           where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
@@ -5438,11 +5438,11 @@ heard as (
 ),
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from call where not starts_with(lane, E'\x1f') order by lane) l
+    from (select distinct lane from call where not pg_catalog.starts_with(lane, E'\x1f') order by lane) l
    cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
-   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
 ),
 head as materialized (
   select w.id, r.lane, r.n
@@ -5463,21 +5463,21 @@ head as materialized (
 ),
 
 rate as materialized (
-  select z.*, z.ready >= z.ahead as "full",
+  select z.*, z.ready::float8 >= z.ahead as "full",
          least(z.room, case when z.gap is null then z.room
                             when not z.short then 0
-                            when z.rested then least(greatest(z.burst, floor(500000.0 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
-                            else least(greatest(0, floor((500000.0 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
+                            when z.rested then least(greatest(z.burst, pg_catalog.floor(500000::float8 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8))
+                            else least(greatest(0, pg_catalog.floor((500000::float8 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8)) end)::bigint as n
     from (select y.*, ready.n as ready
-            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -100000.0 as rested,
+            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -(100000::float8) as rested,
                          case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
-                         v.debt + (1 - (v.burst - v.kept)) * v.gap <= 500000.0 / 2 as short,
-                         greatest(v.burst, ceil(500000.0 / v.gap)) as ahead
+                         v.debt + (1::float8 - (v.burst - v.kept)) * v.gap <= 500000::float8 / 2::float8 as short,
+                         greatest(v.burst, pg_catalog.ceil(500000::float8 / v.gap)) as ahead
                     from (select x.*, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
-                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was,
-                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end as debt
+                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was,
+                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
@@ -5485,9 +5485,9 @@ rate as materialized (
                  order by run_at, id
                  limit 1) w
           limit 1 offset 0) offset 0) r
-                                    left join lateral (select per::float8 / rate as gap, burst
+                                    left join lateral (select per::float8 / rate::float8 as gap, burst::float8 as burst
                  from onceq.lane_limits s
-                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
                                     left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
@@ -5502,13 +5502,13 @@ rate as materialized (
 rewound as materialized (
   select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select r.lane, s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end) as debt
+    from (select r.lane, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
-           cross join lateral (select per::float8 / rate as gap, burst
+           cross join lateral (select per::float8 / rate::float8 as gap, burst::float8 as burst
                  from onceq.lane_limits s
-                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s
            where c.paid_at > clock_timestamp() + interval '1 second' and s.gap is not null
@@ -5520,7 +5520,7 @@ recalled as (
             from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
            cross join lateral (
                  select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at > statement_timestamp() and right(lane, 2) = E'\x1f' || '@'
+                  where id = p.id and leased_until is null and run_at > statement_timestamp() and pg_catalog.right(lane, 2) = E'\x1f' || '@'
                     for no key update skip locked) j) u
    where j.id = any (array[u.id])
 ),
@@ -5543,13 +5543,13 @@ ours as materialized (
   select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
          select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
   union all
-  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
-       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
+  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i::float8 < t.burst then 0
+       else greatest(0, pg_catalog.ceil(t.debt + ((t.i + 1)::float8 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
+  select lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + pg_catalog.sum(n)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap), statement_timestamp()
     from (select lane, debt, gap, 1 as n from turn where gap is not null
           union all
           select lane, debt, gap, 0 from rewound) u
@@ -5557,9 +5557,9 @@ paid as (
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
-    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+    from (select id, statement_timestamp() - falling::float8 * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > pg_catalog.lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -5570,37 +5570,37 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
-  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling::float8 * interval '1 microsecond' end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $5::bigint * interval '1 microsecond' end, case when next then $6::bigint end
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $5::bigint::float8 * interval '1 microsecond' end, case when next then $6::bigint end
     from (select *, count(*) filter (where falls) over line as falling
-            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+            from (select *, id > pg_catalog.lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) moved
   returning *
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 again as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
-    from (select lane, count(n) as wanted, count(*) - count(n) as got
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end::float8 * interval '1 microsecond', h.lane
+    from (select lane, pg_catalog.count(n) as wanted, count(*) - pg_catalog.count(n) as got
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000
 ),
 later as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
     from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
-                         when t."full" then least(2000000, greatest(20000, t.ready * t.gap / 2, t.idle / 2))
-                         when t.rested and t.taken < t.burst then 20000
-                         else greatest(20000, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - 500000.0 / 2) end * interval '1 microsecond' as due
-            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
-                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                         when t."full" then least(2000000, greatest(20000, t.ready::float8 * t.gap / 2::float8, t.idle / 2::float8))
+                         when t.rested and t.taken::float8 < t.burst then 20000
+                         else greatest(20000, t.debt + ((t.taken + 1)::float8 - (t.burst - t.kept)) * t.gap - 500000::float8 / 2::float8) end::float8 * interval '1 microsecond' as due
+            from (select lane, pg_catalog.max(room) as room, pg_catalog.max(n) as n, pg_catalog.max(gap) as gap, pg_catalog.max(burst) as burst, pg_catalog.max(kept) as kept, pg_catalog.max(ready) as ready,
+                         pg_catalog.max(debt) as debt, pg_catalog.max(idle) as idle, pg_catalog.bool_or(rested) as rested, pg_catalog.bool_or("full") as "full", pg_catalog.count(id) as taken
                     from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
                           union all
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
@@ -5614,22 +5614,22 @@ later as (
                  limit t.taken + 1) w
           limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
-                      where c.slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
+                      where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),
 onward as (
   insert into onceq.lane_calls (slot, due, lane)
-  select distinct (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from passed
+  select distinct (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from job where leased_until is null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
+select (select count(*) from call), (select count(*) from ours), (select pg_catalog.array_agg(distinct queue) from job where leased_until is null), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
           from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
        coalesce(f.went, 0), f.live_queues, f.cancel,
-       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
-       case when not exists (select from job where leased_until is not null) then set_config('synchronous_commit', 'off', true) end,
+       (select pg_catalog.min(e.due) from (select pg_catalog.max(due) as due from call group by slot having count(*) = $2::int) e),
+       case when not exists (select from job where leased_until is not null) then pg_catalog.set_config('synchronous_commit', 'off', true) end,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
-  from (select array_agg(distinct lane) as lanes from call where starts_with(lane, E'\x1f')) c
+  from (select pg_catalog.array_agg(distinct lane) as lanes from call where pg_catalog.starts_with(lane, E'\x1f')) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
   left join job j on j.leased_until is not null;
 
@@ -5638,21 +5638,21 @@ with heard as (
   delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?'
 ),
 low as materialized (
-  select l.lane, coalesce(l.n, case when l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end) as n
+  select l.lane, coalesce(l.n, case when l.lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1) then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1) end) as n
     from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
 ),
 reached as materialized (
   select low.lane
     from low
-   where case when low.lane = left(low.lane, strpos(substr(low.lane, 2), '/') + 1)
+   where case when low.lane = pg_catalog.left(low.lane, pg_catalog.strpos(pg_catalog.substr(low.lane, 2), '/') + 1)
               then not exists (select from onceq.lane_places p
-                                where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0))
+                                where p.lane > low.lane and p.lane < pg_catalog.left(low.lane, -1) || '0' and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f') offset 0))
                                   and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
                                 group by p.lane having count(*) > low.n)
-              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and low.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) <= low.n end
+              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and low.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) <= low.n end
 ),
 kept as (
   update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null
@@ -5669,10 +5669,10 @@ again as (
 select 1;
 
 -- queue.go: Check.read
-select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
-       coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
-                     (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('citus.version', true) is not null,
+       coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
+         >= greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
+                     (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta;
 
 -- queue.go: Check
@@ -5699,15 +5699,15 @@ select gen_random_uuid()::text;
 update onceq.meta set installation = $1::uuid returning null;
 
 -- queue.go: identify.read
-select installation::text, current_setting('citus.version', true) is not null from onceq.meta;
+select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta;
 
 -- rate.go: lockLine
-select slot from onceq.lane_locks where slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint for update;
+select slot from onceq.lane_locks where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint for update;
 
 -- rate.go: reslot
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- rate.go: reslotJobs
 with u as materialized (
@@ -5720,12 +5720,12 @@ mine as materialized (
 rate as materialized (
   select x.gap, x.burst, x.kept, x.base, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select s.gap, s.burst, least(s.burst - 1, 100000.0 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed,
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end) as debt
+    from (select s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed,
                  case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end as base
-            from (select per::float8 / rate as gap, burst
+            from (select per::float8 / rate::float8 as gap, burst::float8 as burst
                  from onceq.lane_limits s
-                where s.lane = any (array[$1::text, left($1::text, strpos(substr($1::text, 2), '/') + 1)]) and s.n is not null
+                where s.lane = any (array[$1::text, pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s
             left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
@@ -5733,12 +5733,12 @@ rate as materialized (
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select $1::text, base + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, base
+  select $1::text, base + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap, base
     from rate
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 slot as materialized (
-  select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
+  select m.id, coalesce((select greatest(0, pg_catalog.ceil(debt + ((m.i + 1)::float8 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
 ),
 present as materialized (
   select j.id, row_number() over (order by j.id) as n
@@ -5747,14 +5747,14 @@ present as materialized (
            cross join lateral (
                  select id from onceq.jobs
                   where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
-                    and run_at > statement_timestamp() - 100000.0 / 2 * interval '1 microsecond' and right(lane, 2) = E'\x1f' || '@'
+                    and run_at > statement_timestamp() - 100000::float8 / 2::float8 * interval '1 microsecond' and pg_catalog.right(lane, 2) = E'\x1f' || '@'
                     for update skip locked) j
            where p.lane = $1::text
-           limit (select count(*) from slot where ahead > 0)) j
+           limit (select count(*) from slot where ahead > 0::float8)) j
 ),
 change as materialized (
   select s.id, s.ahead, p.id as other
-    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0) s
+    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0::float8) s
     left join present p on p.n = s.n
 ),
 later as (
@@ -5762,22 +5762,22 @@ later as (
     from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
   returning 1
 )
-select array(select id from slot where ahead = 0), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
+select array(select id from slot where ahead = 0::float8), array(select id from change where other is not null),
+       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1e6)::bigint,
        array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id);
 
 -- reaper.go: readFenceTable
-select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
-       pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
+select pg_catalog.pg_relation_size('onceq.job_fences'::regclass) / pg_catalog.current_setting('block_size')::bigint,
+       pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
 -- reaper.go: reapAwaits
 with page as materialized (
   select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
 ),
 round as materialized (
-  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) from onceq.jobs j where j.id = p.job_id),
-                                  (select coalesce(w.identity, (extract(epoch from w.created_at) * 1000000)::bigint) from onceq.job_waits w where w.id = p.job_id),
-                                  (select coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
+  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) from onceq.jobs j where j.id = p.job_id),
+                                  (select coalesce(w.identity, (extract(epoch from w.created_at) * 1e6)::bigint) from onceq.job_waits w where w.id = p.job_id),
+                                  (select coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
                             9223372036854775807) as earliest
     from (select distinct job_id from page) p
 ),
@@ -5790,7 +5790,7 @@ gone as (
   delete from onceq.job_awaits where ctid = any (array (select place from d))
   returning 1
 )
-select (select count(*) from gone), (select count(*) from page), (select max(job_id) from page);
+select (select count(*) from gone), (select count(*) from page), (select pg_catalog.max(job_id) from page);
 
 -- reaper.go: reapCancels
 with d as materialized (
@@ -5809,7 +5809,7 @@ select count(*), 0 from gone;
 -- reaper.go: reapCounts
 with d as materialized (
   select ctid from onceq.job_counts
-   where minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   where minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
    order by minute
    limit $1::int
      for update skip locked
@@ -5817,7 +5817,7 @@ with d as materialized (
 gone as (
   delete from onceq.job_counts
    where ctid = any (array (select ctid from d))
-     and minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+     and minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
   returning 1
 )
 select count(*), 0 from gone;
@@ -5826,18 +5826,18 @@ select count(*), 0 from gone;
 with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
-     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
+     and f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
       or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint) * interval '1 millisecond' <= statement_timestamp())
+     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond' <= statement_timestamp())
    limit $3::int
      for update skip locked
 ),
 gone as (
   delete from onceq.job_fences f
    where f.ctid = any (array (select ctid from d)) and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
-     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
+     and f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
       or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint) * interval '1 millisecond' <= statement_timestamp())
+     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond' <= statement_timestamp())
   returning f.class, f.state
 )
 select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) filter (where class = 3),
@@ -5847,7 +5847,7 @@ select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) fil
 with d as materialized (
   select h.ctid as place, h.state = 7 and exists (
            select from onceq.job_fences f
-            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) and f.state in (1, 2, 6)) as open
+            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) and f.state in (1, 2, 6)) as open
     from onceq.job_history h
    where keep_until <= statement_timestamp()
    order by keep_until
@@ -5856,7 +5856,7 @@ with d as materialized (
 ),
 stays as (
   update onceq.job_history
-     set keep_until = statement_timestamp() + $2::bigint * interval '1 millisecond'
+     set keep_until = statement_timestamp() + $2::bigint::float8 * interval '1 millisecond'
    where ctid = any (array (select place from d where open)) and keep_until <= statement_timestamp()
   returning id
 ),
@@ -5892,7 +5892,7 @@ gone as (
    where m.group_id = any (array[d.group_id]) and m.job_id = d.job_id
   returning 1
 )
-select (select count(*) from gone), (select count(id) from page), (select max(id) from page);
+select (select count(*) from gone), (select pg_catalog.count(id) from page), (select pg_catalog.max(id) from page);
 
 -- reaper.go: reapOrphans
 with d as materialized (
@@ -5901,10 +5901,10 @@ with d as materialized (
            f.class = 3 and f.finished_at is null
            and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
         or f.class = 0 and f.state = 0
-           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))
-     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint)), true)))
-     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(w.identity, (extract(epoch from w.created_at) * 1000000)::bigint)), true)))
-     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)))
+           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond', true))
+     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint)), true)))
+     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(w.identity, (extract(epoch from w.created_at) * 1e6)::bigint)), true)))
+     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true)))
    limit $3::int
      for update of f skip locked
 ),
@@ -5915,7 +5915,7 @@ noted as (
            f.class = 3 and f.finished_at is null
            and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
         or f.class = 0 and f.state = 0
-           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))
+           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond', true))
   returning f.state
 )
 select count(*) filter (where state <> 5), count(*) filter (where state = 5) from noted;
@@ -5923,14 +5923,14 @@ select count(*) filter (where state <> 5), count(*) filter (where state = 5) fro
 -- reaper.go: reapWaiters
 with d as materialized (
   select ctid from onceq.waiters
-   where idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   where idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
    limit $1::int
      for update skip locked
 ),
 gone as (
   delete from onceq.waiters
    where ctid = any (array (select ctid from d))
-     and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+     and idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
   returning worker
 ),
 sets as (
@@ -5948,7 +5948,7 @@ wakes as (
 turns as (
   delete from onceq.turns
    where ctid = any (array (
-         select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond' for update skip locked))
+         select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond' for update skip locked))
 ),
 rates as (
   delete from onceq.limit_rates
@@ -5960,14 +5960,14 @@ select count(*), 0 from gone;
 -- reaper.go: reapWorkers
 with d as materialized (
   select ctid from onceq.workers
-   where seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   where seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
    limit $1::int
      for update skip locked
 ),
 gone as (
   delete from onceq.workers
    where ctid = any (array (select ctid from d))
-     and seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+     and seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
   returning id
 )
 select count(*), 0 from gone;
@@ -5997,28 +5997,28 @@ gone as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct pg_catalog.split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
 ),
 stop as (
-  delete from onceq.lane_stops s using gone g where s.lane = any (array[split_part(g.lane, E'\x1f', 1)]) and s.id = g.id
+  delete from onceq.lane_stops s using gone g where s.lane = any (array[pg_catalog.split_part(g.lane, E'\x1f', 1)]) and s.id = g.id
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims),
+     set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims::bigint),
          fingerprint = null, result = null, detail = null
     from (select * from gone order by scope, key) g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 effect as (
   delete from onceq.job_fences f using gone g
-   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from g.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1e6)::bigint)), true)
 )
-select count(*), (select onceq.tell(array_agg(id), array_agg(case state when 5 then state else 7 end::smallint), array_agg(result::text)) from gone
-                   where lane_rule & 4 = 4 or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone;
+select count(*), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(case state when 5 then state else 7 end::smallint), pg_catalog.array_agg(result::text)) from gone
+                   where lane_rule & 4::smallint = 4::smallint or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone;
 
 -- redrive.go: readFollowers
 select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
-  from unnest($1::bigint[]) with ordinality as u(id, n)
+  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
  where exists (select from onceq.job_members where group_id = u.id offset 0)
  order by u.n;
 
@@ -6031,22 +6031,22 @@ with asked as materialized (
 ),
 h as materialized (
   select * from asked a
-   where not (a.state = 6 and a.claims >= 1048574) and not exists (select from onceq.job_fences f where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1000000)::bigint)), true) and f.state = 6)
+   where not (a.state = 6 and a.claims >= 1048574) and not exists (select from onceq.job_fences f where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1e6)::bigint)), true) and f.state = 6)
 ),
 mine as (
   update onceq.job_fences f
-     set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims), finished_at = null, result = null,
+     set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims::bigint), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
    where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
      and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())))
   returning f.job_id
 ),
 absent as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, scope, key, 0, id, id << 20 | claims, statement_timestamp(), $3::bigint,
-         decode('0100', 'hex') || case when kind <> scope then convert_to(kind, 'UTF8') else '' end
+  select 0, scope, key, 0, id, id << 20 | claims::bigint, statement_timestamp(), $3::bigint,
+         pg_catalog.decode('0100', 'hex') || case when kind <> scope then pg_catalog.convert_to(kind, 'UTF8') else '' end
     from h
    where key is not null and id not in (select job_id from mine)
    order by scope, key, id desc
@@ -6063,7 +6063,7 @@ led as materialized (
 back as (
   delete from onceq.job_history d using coming c where d.id = c.id
   returning d.*, coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) or coalesce(d.id = any ($4::bigint[]), false) as follows,
-            state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp() as early
+            state = 7 and claims = 0 and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp() as early
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
@@ -6077,8 +6077,8 @@ wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
   select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, case when follows then E'\x1f' || lpad(id::text, 19, '0') else coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) end, coalesce(lane_rule, 0),
-         case when follows then coalesce(replace(lane, E'\x1f' || '@', ''), '') else nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1)) end,
+         payload, payload_bytes, metadata, errors, identity, case when follows then E'\x1f' || pg_catalog.lpad(id::text, 19, '0') else coalesce(nullif(pg_catalog.split_part(lane, E'\x1f', 1), ''), pg_catalog.split_part(lane, E'\x1f', 2)) end, coalesce(lane_rule, 0),
+         case when follows then coalesce(pg_catalog.replace(lane, E'\x1f' || '@', ''), '') else nullif(pg_catalog.replace(lane, E'\x1f' || '@', ''), pg_catalog.split_part(lane, E'\x1f', 1)) end,
          case when follows then least(coalesce(if_dead, 1), 2) end
     from back
    where lane is not null or follows
@@ -6086,40 +6086,40 @@ wait as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane from (select lane, due from wait
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane from (select lane, due from wait
           union
-          select split_part(lane, E'\x1f', 1), statement_timestamp() from back where follows and split_part(lane, E'\x1f', 1) <> '') l
+          select pg_catalog.split_part(lane, E'\x1f', 1), statement_timestamp() from back where follows and pg_catalog.split_part(lane, E'\x1f', 1) <> '') l
 ),
 stop as (
-  delete from onceq.lane_stops s using back b where s.lane = any (array[split_part(b.lane, E'\x1f', 1)]) and s.id = b.id
+  delete from onceq.lane_stops s using back b where s.lane = any (array[pg_catalog.split_part(b.lane, E'\x1f', 1)]) and s.id = b.id
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
 )
-select (select array_agg(id) from back),
-       (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where lane_rule & 4 = 4),
-       (select array_agg(id) from h where id not in (select id from back)),
-       (select array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
-       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led), (select array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
+select (select pg_catalog.array_agg(id) from back),
+       (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(0::smallint), null) from back where lane_rule & 4::smallint = 4::smallint),
+       (select pg_catalog.array_agg(id) from h where id not in (select id from back)),
+       (select pg_catalog.array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
+       (select pg_catalog.array_agg(id) from back where early), (select pg_catalog.array_agg(distinct group_id) from led), (select pg_catalog.array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
 
 -- refused.go: awaitCalls
 with due as materialized (
   select c.place
-    from unnest($1::text[]) l (lane)
+    from pg_catalog.unnest($1::text[]) l (lane)
    cross join lateral (
          select ctid as place from onceq.lane_calls
-          where slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = l.lane
+          where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = l.lane
             for update skip locked) c
    where exists (select from onceq.lane_calls c
-                    where c.slot = (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = l.lane offset 0)
+                    where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = l.lane offset 0)
 )
 delete from onceq.lane_calls where ctid = any (array(select place from due));
 
 -- refused.go: chooseSlot
 with mine as materialized (
-  select case when $1::text = any (string_to_array(current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
+  select case when $1::text = any (pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
 )
-select set_config('onceq_lanes.slots', m.slot, true),
+select pg_catalog.set_config('onceq_lanes.slots', m.slot, true),
        coalesce((select lane from onceq.lane_calls
                   where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
                   order by due limit 1), ''),
@@ -6132,16 +6132,16 @@ select set_config('onceq_lanes.slots', m.slot, true),
 -- refused.go: putOff
 with due as materialized (
   select ctid as place from onceq.lane_calls
-   where slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = $1::text
+   where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = $1::text
      for update skip locked
 ),
 heard as (
   delete from onceq.lane_calls where ctid = any (array(select place from due))
 )
 insert into onceq.lane_calls (slot, due, lane)
-select (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + interval '1 minute', $1::text
+select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + interval '1 minute', $1::text
  where exists (select from due) and not exists (select from onceq.lane_calls c
-                    where c.slot = (get_byte(sha256(decode(replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
+                    where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
 
 -- replace.go: replaceIn job_waits
 with asked as materialized (
@@ -6151,12 +6151,12 @@ with asked as materialized (
 ),
 free as materialized (
   select a.*, j.line,
-         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.job_waits
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, E'\x1f'))
-            and (a.parts & 1 > 0 or lane = coalesce(nullif(split_part(a.path, E'\x1f', 1), ''), split_part(a.path, E'\x1f', 2)))
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (pg_catalog.string_to_array(a.path, E'\x1f'))
+            and (a.parts & 1::smallint > 0 or lane = coalesce(nullif(pg_catalog.split_part(a.path, E'\x1f', 1), ''), pg_catalog.split_part(a.path, E'\x1f', 2)))
             and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
             for update) j
 ),
@@ -6166,29 +6166,29 @@ mine as materialized (
    cross join lateral (
          select from onceq.job_fences f
           where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
             for update) f
 ),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0) m
+    from (select * from mine where parts & 1::smallint > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 ),
 changed as (
   update onceq.job_waits j
-     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.run_at
+     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.run_at
                               when m.due > statement_timestamp() then m.due
                               else least(j.run_at, m.due) end,
-         due_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.due_at end
+         due_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.due_at end
     from mine m
    where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
+  returning j.id, j.run_at, m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2)) as timed, m.line
 ),
 call as (
-  insert into onceq.lane_calls (slot, due, lane) select (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), line from changed where timed
+  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), line from changed where timed
 )
 select id, run_at > statement_timestamp() from changed;
 
@@ -6200,12 +6200,12 @@ with asked as materialized (
 ),
 free as materialized (
   select a.*, j.line,
-         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.jobs
           where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null
-            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || E'\x1f' || '@']) and a.parts & 1 > 0 end
+            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || E'\x1f' || '@']) and a.parts & 1::smallint > 0 end
             and not exists (select from onceq.job_cancels x where x.job_id = jobs.id and x.requested_at >= jobs.created_at offset 0)
             for update) j
 ),
@@ -6215,26 +6215,26 @@ mine as materialized (
    cross join lateral (
          select from onceq.job_fences f
           where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
             for update) f
 ),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0) m
+    from (select * from mine where parts & 1::smallint > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 ),
 changed as (
   update onceq.jobs j
-     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when not (m.parts & 2 > 0 and m.path = '') then j.run_at
+     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when not (m.parts & 2::smallint > 0 and m.path = '') then j.run_at
                               when m.due > statement_timestamp() then m.due
                               else least(j.run_at, m.due) end,
-         due_at        = case when not (m.parts & 2 > 0 and m.path = '') then j.due_at end
+         due_at        = case when not (m.parts & 2::smallint > 0 and m.path = '') then j.due_at end
     from mine m
    where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2 > 0 and m.path = '' as timed, m.line
+  returning j.id, j.run_at, m.parts & 2::smallint > 0 and m.path = '' as timed, m.line
 )
 select id, run_at > statement_timestamp() from changed;
 
@@ -6246,12 +6246,12 @@ with asked as materialized (
 ),
 free as materialized (
   select a.*, j.line,
-         greatest(statement_timestamp() + a.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0) * interval '1 microsecond') as due
+         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
     from asked a
    cross join lateral (
          select lane as line from onceq.job_waits
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (string_to_array(a.path, E'\x1f'))
-            and (a.parts & 1 > 0 or lane = coalesce(nullif(split_part(a.path, E'\x1f', 1), ''), split_part(a.path, E'\x1f', 2)))
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (pg_catalog.string_to_array(a.path, E'\x1f'))
+            and (a.parts & 1::smallint > 0 or lane = coalesce(nullif(pg_catalog.split_part(a.path, E'\x1f', 1), ''), pg_catalog.split_part(a.path, E'\x1f', 2)))
             and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
             for update) j
 ),
@@ -6261,32 +6261,32 @@ mine as materialized (
    cross join lateral (
          select from onceq.job_fences f
           where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-            and (m.parts & 1 > 0 or f.fingerprint is not distinct from m.mark)
+            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
             for update) f
 ),
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1 > 0) m
+    from (select * from mine where parts & 1::smallint > 0) m
    where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 ),
 changed as (
   update onceq.job_waits j
-     set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.run_at
+     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.run_at
                               when m.due > statement_timestamp() then m.due
                               else least(j.run_at, m.due) end,
-         due_at        = case when not (m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2))) then j.due_at end
+         due_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.due_at end
     from mine m
    where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2 > 0 and m.line = coalesce(nullif(split_part(m.path, E'\x1f', 1), ''), split_part(m.path, E'\x1f', 2)) as timed, m.line
+  returning j.id, j.run_at, m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2)) as timed, m.line
 )
 select id, run_at > statement_timestamp(), timed, run_at, line from changed;
 
 -- rescan.go: addQueues
 insert into onceq.queues (queue, rescanned_at)
-select u.queue, 'epoch' from onceq.meta, unnest($1::text[]) as u(queue) order by u.queue collate "C"
+select u.queue, 'epoch' from onceq.meta, pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
 on conflict do nothing;
 
 -- rescan.go: rescanFirst
@@ -6297,7 +6297,7 @@ select q.n
        select from (values (-1::smallint, q.high_at, q.high_id), (0::smallint, q.normal_at, q.normal_id), (1::smallint, q.low_at, q.low_id))
               as p(priority, run_at, id)
         cross join lateral (
-              select count(*) as n, bool_or(leased_until is null or leased_until <= statement_timestamp()) as found
+              select count(*) as n, pg_catalog.bool_or(leased_until is null or leased_until <= statement_timestamp()) as found
                 from (select leased_until
                         from onceq.jobs
                        where queue = q.queue and priority = p.priority and (run_at, id) < (p.run_at, p.id)
@@ -6307,7 +6307,8 @@ select q.n
  order by q.n;
 
 -- rescan.go: rescanLeft
-update onceq.queues set left_kinds = $2::text[] where queue = $1::text and left_kinds is distinct from $2::text[];
+update onceq.queues set left_kinds = $2::text[] where queue = $1::text
+   and coalesce(left_kinds operator(pg_catalog.<>) $2::text[], (left_kinds is null) <> ($2::text[] is null));
 
 -- rescan.go: rescanPage
 with page as materialized (
@@ -6322,7 +6323,7 @@ ready as materialized (
   select j.id, case when j.slotted then least($5::timestamptz, statement_timestamp() - interval '1 second') else $5::timestamptz end as due
     from page p
    cross join lateral (
-         select id, run_at, (right(lane, 2) = E'\x1f' || '@') is true as slotted
+         select id, run_at, (pg_catalog.right(lane, 2) = E'\x1f' || '@') is true as slotted
            from onceq.jobs
           where id = p.id and leased_until is null
             for no key update skip locked) j
@@ -6347,29 +6348,29 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        array(select distinct kind from page where kind <> all ($7::text[])),
        array(select distinct kind from page
               where kind <> all ($7::text[]) and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)),
-       (select array_agg(id) from lost), (select array_agg(lost) from lost);
+       (select pg_catalog.array_agg(id) from lost), (select pg_catalog.array_agg(lost) from lost);
 
 -- rescan.go: rescanTurn
 with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end * interval '1 microsecond'
-          or left_kinds && $3::text[] and queue <> all ($6::text[])
+     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end::float8 * interval '1 microsecond'
+          or left_kinds operator(pg_catalog.&&) $3::text[] and queue <> all ($6::text[])
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
        left_kinds = case when q.queue = any ($6::text[]) then left_kinds
-                         else nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}') end
+                         else (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[])) end
   from free where q.queue = any (array[free.queue]) returning q.queue;
 
 -- session.go: listenForAll
 listen …;
 
 -- session.go: listenOnce.greet
-select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, '');
+select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '');
 
 -- session.go: listenOnce
 listen …;
@@ -6378,12 +6379,12 @@ listen …;
 select statement_timestamp();
 
 -- session.go: sessionPlans
-select set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
-       set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
-       set_config('plan_cache_mode', 'force_generic_plan', false),
-       set_config('default_transaction_isolation', 'read committed', false), set_config('default_transaction_read_only', 'off', false),
-       set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('idle_session_timeout', '0', false),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', false) end;
+select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_config('enable_hashjoin', 'off', false),
+       pg_catalog.set_config('enable_mergejoin', 'off', false), pg_catalog.set_config('enable_bitmapscan', 'off', false), pg_catalog.set_config('jit', 'off', false),
+       pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false),
+       pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('default_transaction_read_only', 'off', false),
+       pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('idle_session_timeout', '0', false),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end;
 
 -- silent.go: whoWorks
 select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where pid = any ($1::int[]) and wait_event_type is distinct from 'Client');
@@ -6392,49 +6393,49 @@ select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where
 begin isolation level read committed read write;
 
 -- statement.go: checking
-select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: examining
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: guardPlans
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true);
 
 -- statement.go: hot
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: hotPlans
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true);
 
 -- statement.go: inside.read
-select coalesce(current_setting('onceq.open', true), '') = 'on';
+select coalesce(pg_catalog.current_setting('onceq.open', true), '') = 'on';
 
 -- statement.go: inside.set
-select set_config('onceq.open', 'on', true) = 'on';
+select pg_catalog.set_config('onceq.open', 'on', true) = 'on';
 
 -- statement.go: keepPlans
-select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
-                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+select pg_catalog.set_config('onceq.plans', pg_catalog.concat_ws(',', pg_catalog.current_setting('enable_seqscan'), pg_catalog.current_setting('enable_hashjoin'),
+                  pg_catalog.current_setting('enable_mergejoin'), pg_catalog.current_setting('enable_bitmapscan'), pg_catalog.current_setting('jit')), true),
+       pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true);
 
 -- statement.go: rare
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: restorePlans
-select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
-       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
-       set_config('jit', split_part(p, ',', 5), true)
-  from current_setting('onceq.plans') as p;
+select pg_catalog.set_config('enable_seqscan', pg_catalog.split_part(p, ',', 1), true), pg_catalog.set_config('enable_hashjoin', pg_catalog.split_part(p, ',', 2), true),
+       pg_catalog.set_config('enable_mergejoin', pg_catalog.split_part(p, ',', 3), true), pg_catalog.set_config('enable_bitmapscan', pg_catalog.split_part(p, ',', 4), true),
+       pg_catalog.set_config('jit', pg_catalog.split_part(p, ',', 5), true)
+  from pg_catalog.current_setting('onceq.plans') as p;
 
 -- statement.go: rollBack
 rollback;
@@ -6452,20 +6453,20 @@ fence as (
 ),
 
 left_line as materialized (
-  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
-    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+  select l.lane, g.id, lane_rule & 2::smallint = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (pg_catalog.split_part(g.lane, E'\x1f', 1)), (pg_catalog.split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
-  select split_part(lane, E'\x1f', 1), id from gone
-   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  select pg_catalog.split_part(lane, E'\x1f', 1), id from gone
+   where pg_catalog.split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2::smallint = 2 and state in (6, 8)
   on conflict do nothing
 ),
 freed as materialized (
-  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
 ),
 head as materialized (
   select w.id, r.lane
@@ -6482,14 +6483,14 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
   select w.*, r.lane
@@ -6512,12 +6513,12 @@ next as materialized (
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
             from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
                   select null, null, null, lane, -1 from turn
                   union all
-                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, pg_catalog.split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
@@ -6527,7 +6528,7 @@ ours as materialized (
   select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
+  update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
     from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
@@ -6540,28 +6541,28 @@ job as (
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint::float8 * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
 place as (
   insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (pg_catalog.split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id from passed
+  select pg_catalog.split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
     from (select lane
             from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having sum(n) > 0
+           group by lane having pg_catalog.sum(n) > 0::numeric
           union
           select lane from passed) f
 )
 select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
-       (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $5::bigint, false)), 0)::bigint
+       (select id from gone), (select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, $5::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), exists (select from passed where lane not in (select lane from freed))
          or exists (select from freed r where r.lane not like '/%' and r.lane not in (select lane from ours)
@@ -6600,9 +6601,9 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.place from head h cross join lateral (
@@ -6616,7 +6617,7 @@ job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint::float8 * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
@@ -6627,7 +6628,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
 )
 select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select onceq.wake(queue, 1, $5::bigint, false) from job
@@ -6660,9 +6661,9 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.place from head h cross join lateral (
@@ -6676,7 +6677,7 @@ job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
   select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint * interval '1 microsecond' end, case when next then $7::bigint end
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at), case when next then statement_timestamp() + $6::bigint::float8 * interval '1 microsecond' end, case when next then $7::bigint end
     from moved
   returning *
 ),
@@ -6687,7 +6688,7 @@ place as (
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
 )
 select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select onceq.wake(queue, 1, $5::bigint, false) from job
@@ -6702,7 +6703,7 @@ update onceq.jobs j set leased_until = null, holder = null
   from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select id from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint * interval '1 microsecond'
+        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
           and run_at <= statement_timestamp() and holder = $3::bigint
        offset 0) f
  where j.id = any (array[f.id]) and j.holder = $3::bigint;
@@ -6713,19 +6714,19 @@ update onceq.jobs j set leased_until = null, holder = null
  where p.lane = any ($1::text[]) and j.id = any (array[p.id]) and j.holder = $2::bigint;
 
 -- turn.go: awaitTurn
-select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),
-       clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint;
+select pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.pg_advisory_xact_lock($1::bigint), pg_catalog.set_config('lock_timeout', '0', true),
+       clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1e6)::bigint;
 
 -- turn.go: takeTurn
-select pg_try_advisory_xact_lock($1::bigint), statement_timestamp();
+select pg_catalog.pg_try_advisory_xact_lock($1::bigint), statement_timestamp();
 
 -- tx.go: checkTx
 select null,
        case when $1::text <> pg_current_xact_id()::text
-            then case when pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
+            then case when pg_catalog.pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
 
 -- tx.go: commitTx
-select set_config('onceq_lanes.alone', 'on', true);
+select pg_catalog.set_config('onceq_lanes.alone', 'on', true);
 
 -- tx.go: inTx completeOne
 with gone as (
@@ -6740,7 +6741,7 @@ fence as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        case when $6::text <> pg_current_xact_id()::text
-            then case when pg_xact_status($6::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
+            then case when pg_catalog.pg_xact_status($6::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
 
 -- tx.go: inTx completeOneKept
 with gone as (
@@ -6757,11 +6758,11 @@ history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
   select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -6775,7 +6776,7 @@ history as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        case when $7::text <> pg_current_xact_id()::text
-            then case when pg_xact_status($7::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
+            then case when pg_catalog.pg_xact_status($7::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
 
 -- tx.go: inTx completeOneUnkeyed
 with gone as (
@@ -6784,10 +6785,10 @@ with gone as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        case when $4::text <> pg_current_xact_id()::text
-            then case when pg_xact_status($4::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
+            then case when pg_catalog.pg_xact_status($4::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
 
 -- tx.go: lockJob
-select case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end,
+select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end,
        case when not exists (
          select from onceq.jobs where id = $2::bigint and claims = $3::int and holder = $4::bigint
             for no key update) then onceq.lease_lost($2::bigint) end,
@@ -6803,12 +6804,12 @@ locked as materialized (
           where id = u.id and claims = u.claims and holder = u.holder
             for no key update) j
 )
-select case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end,
-       case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
+select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end,
+       case when (select count(*) from locked) < pg_catalog.cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
        pg_current_xact_id()::text;
 
 -- tx.go: newHandlerTx.read
-select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '');
+select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_catalog.pg_xact_status($2::text::xid8), '');
 
 -- tx.go: newHandlerTx
 begin;
@@ -6839,7 +6840,7 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
        f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
   from page p
  cross join lateral (select * from onceq.job_fences f
-         where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
+         where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
  order by p.id desc, f.key;
 
 -- uncertain.go: readEffects
@@ -6853,7 +6854,7 @@ with place as materialized (
 found as (
   select f.* from place p cross join lateral (
          select * from onceq.job_fences f
-          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true) offset 0) f
+          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) offset 0) f
   union all
   select f.* from onceq.job_fences f
    where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
@@ -6879,11 +6880,11 @@ settled as (
          finished_at = case when $3::smallint = 5 then statement_timestamp() end,
          lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
     from h
-   where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()))
+   where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()))
      and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
   returning h.id, h.state
 )
-select count(*), (select array_agg(distinct id) from settled where state = 8) from settled;
+select count(*), (select pg_catalog.array_agg(distinct id) from settled where state = 8) from settled;
 
 -- uncertain.go: resolveFence
 update onceq.job_fences f

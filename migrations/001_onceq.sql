@@ -206,12 +206,12 @@ create table {{.schema}}.limit_rates (
 ) with (fillfactor = 50, vacuum_truncate = off);
 
 create table {{.schema}}.lane_locks (slot smallint not null primary key);
-insert into {{.schema}}.lane_locks select generate_series(0, 15);
+insert into {{.schema}}.lane_locks select pg_catalog.generate_series(0, 15);
 
 -- Every claim changes these; statistics on them mislead the planner more than they help. And a table without a primary key needs
 -- this, or no row could be deleted where a publication has all tables. Citus has no such commands for its tables.
 do $statistics$ begin
-  if current_setting('citus.version', true) is null then
+  if pg_catalog.current_setting('citus.version', true) is null then
     alter table {{.schema}}.jobs
       alter leased_until set statistics 0,
       alter holder       set statistics 0,
@@ -258,26 +258,26 @@ create table {{.schema}}.job_fences (
 -- Make some pages that stay (vacuum_truncate). For a table without pages the planner looks one row up by reading the
 -- whole table, and keeps that plan when the table has grown.
 insert into {{.schema}}.jobs (id, run_at, created_at, max_attempts, priority, queue, kind)
-select -n, 'infinity', 'infinity', 0, 0, '', '' from generate_series(1, 1000) n;
+select -n, 'infinity', 'infinity', 0, 0, '', '' from pg_catalog.generate_series(1, 1000) n;
 delete from {{.schema}}.jobs;
 insert into {{.schema}}.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, queue, kind)
-select -n, 'infinity', 'infinity', 0, 0, 0, n, '', '' from generate_series(1, 1000) n;
+select -n, 'infinity', 'infinity', 0, 0, 0, n, '', '' from pg_catalog.generate_series(1, 1000) n;
 delete from {{.schema}}.job_waits;
-insert into {{.schema}}.job_members (group_id, job_id, state, told) select -n, -n, 0, true from generate_series(1, 5000) n;
+insert into {{.schema}}.job_members (group_id, job_id, state, told) select -n, -n, 0, true from pg_catalog.generate_series(1, 5000) n;
 delete from {{.schema}}.job_members;
-insert into {{.schema}}.lane_places (lane, id) select '', -n from generate_series(1, 5000) n;
+insert into {{.schema}}.lane_places (lane, id) select '', -n from pg_catalog.generate_series(1, 5000) n;
 delete from {{.schema}}.lane_places;
-insert into {{.schema}}.lane_stops (lane, id) select '', -n from generate_series(1, 5000) n;
+insert into {{.schema}}.lane_stops (lane, id) select '', -n from pg_catalog.generate_series(1, 5000) n;
 delete from {{.schema}}.lane_stops;
-insert into {{.schema}}.lane_calls (due, slot, lane) select 'infinity', n % 16, n from generate_series(1, 1000) n;
+insert into {{.schema}}.lane_calls (due, slot, lane) select 'infinity', n % 16, n from pg_catalog.generate_series(1, 1000) n;
 delete from {{.schema}}.lane_calls;
-insert into {{.schema}}.lane_limits (lane, n, lowered) select n, 0, false from generate_series(1, 6000) n;
+insert into {{.schema}}.lane_limits (lane, n, lowered) select n, 0, false from pg_catalog.generate_series(1, 6000) n;
 delete from {{.schema}}.lane_limits;
-insert into {{.schema}}.limit_rates select n, 'infinity', 1 from generate_series(1, 1000) n;
+insert into {{.schema}}.limit_rates select n, 'infinity', 1 from pg_catalog.generate_series(1, 1000) n;
 delete from {{.schema}}.limit_rates;
 insert into {{.schema}}.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '');
 insert into {{.schema}}.job_fences (token, created_at, lifetime, class, state, scope, key)
-select 0, 'infinity', 0, 0, 0, '', n from generate_series(1, 2000) n;
+select 0, 'infinity', 0, 0, 0, '', n from pg_catalog.generate_series(1, 2000) n;
 delete from {{.schema}}.job_fences;
 
 -- Finished jobs for people to look at: dead and held ones until somebody decides, others until keep_until.
@@ -310,7 +310,7 @@ create table {{.schema}}.job_history (
 create index job_history_state on {{.schema}}.job_history (queue, state, id) where queue is not null; -- as that of jobs_claim
 create index job_history_keep  on {{.schema}}.job_history (keep_until) where keep_until is not null;
 insert into {{.schema}}.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind)
-select -n, 'infinity', 'infinity', 'infinity', 0, 0, 0, 0, 0, 0, '', repeat('x', 1800) from generate_series(1, 200) n; -- pages that stay, as above
+select -n, 'infinity', 'infinity', 'infinity', 0, 0, 0, 0, 0, 0, '', pg_catalog.repeat('x', 1800) from pg_catalog.generate_series(1, 200) n; -- pages that stay, as above
 delete from {{.schema}}.job_history;
 
 -- Requests to cancel a leased job; its worker reads them with the beat.
@@ -440,7 +440,7 @@ create unlogged table {{.schema}}.turns (
 -- commit when the worker looks no longer. Then the job is found by what it looks for after that (lookForLeft), or
 -- by somebody's poll, so that is only for workers that poll at the default interval.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
-language plpgsql as $wake$
+language plpgsql set search_path = pg_catalog, pg_temp as $wake$
 #variable_conflict use_column
 declare
   may boolean := own or current_setting('max_prepared_transactions') = '0';
@@ -451,11 +451,11 @@ declare
   w record;
 begin
   if jobs = 1 then
-    select count(*) > 0, coalesce(bool_or(x.at > statement_timestamp() - x.looks * interval '1 millisecond' and (own or x.polls)), false)
+    select count(*) > 0, coalesce(bool_or(x.at > statement_timestamp() - x.looks::float8 * interval '1 millisecond' and (own or x.polls)), false)
       into often, looked
       from {{.schema}}.wakes x
      where x.queue = wake.queue and x.looks > 0 and x.at > statement_timestamp() - interval '130 milliseconds'
-       and x.at > statement_timestamp() - (x.looks + 30) * interval '1 millisecond' and x.at <= clock_timestamp();
+       and x.at > statement_timestamp() - (x.looks + 30)::float8 * interval '1 millisecond' and x.at <= clock_timestamp();
     if looked then
       return 1;
     end if;
@@ -507,7 +507,7 @@ $wake$;
 -- second whoever just gives its job back, and the third finds the jobs that were given back before that. A job that is
 -- leased is left alone: its holder finds the event when it gives the job back. So is one with a slot of a rate, which starts then.
 create function {{.schema}}.emit(scope text, key text, payload jsonb, lifetime bigint, place bigint, own boolean) returns boolean
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $emit$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $emit$
 #variable_conflict use_column
 declare
   ids bigint[];
@@ -518,7 +518,7 @@ begin
   values (0, statement_timestamp(), statement_timestamp(), emit.lifetime, 4, 3, emit.scope, emit.key, emit.payload)
   on conflict (key, scope, class) do update
      set state = 3, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
-   where f.state <> 3 or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp();
+   where f.state <> 3 or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp();
   if not found then
     return false;
   end if;
@@ -571,7 +571,7 @@ $emit$;
 -- for it. A job that comes back keeps its followers where they are until that is committed. It returns how many groups were
 -- called.
 create function {{.schema}}.tell(ids bigint[], states smallint[], results text[]) returns bigint
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $tell$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $tell$
 #variable_conflict use_column
 declare
   n bigint;
@@ -614,7 +614,7 @@ $tell$;
 -- member is dead or was cancelled and its rule says so, is returned in cancel and called again after a second. One whose id a live
 -- job has, because the sequence was set back, is called again after a second.
 create function {{.schema}}.follow(lanes text[], place bigint, pause bigint, out went bigint, out live_queues text[], out cancel bigint[])
-language plpgsql strict as $follow$
+language plpgsql strict set search_path = pg_catalog, pg_temp as $follow$
 #variable_conflict use_column
 declare
   ids bigint[];
@@ -729,7 +729,7 @@ create index actions_job on {{.schema}}.actions (job_id, id) where job_id is not
 -- A completion inside the caller's transaction calls this if its lease is gone. An error stops the commit that follows
 -- in the same pipeline; an update of no rows would not.
 create function {{.schema}}.lease_lost(job bigint) returns bigint
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception 'onceq: the lease of job % is lost', job using errcode = 'OQ001';
 end
@@ -737,7 +737,7 @@ $$;
 
 -- Called when a job moves to the history and another job there, which waits for a person, has the same id.
 create function {{.schema}}.id_taken(job bigint) returns bigint
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception 'the history has another job with the id %, which waits for a person and cannot be redriven while this one is live: discard that one', job using errcode = 'OQ002';
 end
@@ -746,7 +746,7 @@ $$;
 -- The next id above a floor: a key's later jobs have larger ids than its earlier ones, even if a crash or a failover
 -- made the sequence forget its latest values.
 create function {{.schema}}.next_id(ids regclass, above bigint) returns bigint
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   id bigint;
 begin
@@ -762,7 +762,7 @@ $$;
 -- returns the job's id; null if the key is in force. Plans that read the whole table are off, because a plan may be
 -- made while the table is empty.
 create function {{.schema}}.take_fence(ids regclass, scope text, key text, lifetime bigint, fingerprint bytea) returns bigint
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $take_fence$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $take_fence$
 #variable_conflict use_column
 declare
   above bigint;
@@ -772,7 +772,7 @@ begin
     from {{.schema}}.job_fences f
    where f.class = 0 and f.scope = take_fence.scope and f.key = take_fence.key
      and f.state in (3, 4, 5) and f.lifetime >= 0
-     and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+     and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
      for update;
   if found then
     taken := {{.schema}}.next_id(ids, above);
@@ -803,19 +803,19 @@ select j.id, j.queue, j.kind,
             when j.run_at > statement_timestamp() then 'delayed'
             else 'waiting' end as state,
        j.scope, j.key, j.priority, j.attempts, j.max_attempts, j.lost, j.run_at, j.created_at, j.leased_until,
-       null::timestamptz as finished_at, null::timestamptz as keep_until, j.errors -> -1 ->> 'error' as last_error,
+       null::timestamptz as finished_at, null::timestamptz as keep_until, j.errors -> -1 ->> 'error'::text as last_error,
        j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors
   from {{.schema}}.jobs j
 union all
 select w.id, w.queue, w.kind,
        case when w.attempts > 0 or w.lost > 0 then 'retrying' when w.run_at > statement_timestamp() then 'delayed' else 'waiting' end,
        w.scope, w.key, w.priority, w.attempts, w.max_attempts, w.lost, w.run_at, w.created_at, null,
-       null, null, w.errors -> -1 ->> 'error', w.payload, w.payload_bytes, w.metadata, null, w.errors
+       null, null, w.errors -> -1 ->> 'error'::text, w.payload, w.payload_bytes, w.metadata, null, w.errors
   from {{.schema}}.job_waits w
 union all
 select h.id, h.queue, h.kind, case h.state when 5 then 'completed' when 6 then 'dead' when 7 then 'cancelled' when 8 then 'held' end,
        h.scope, h.key, h.priority, h.attempts, h.max_attempts, h.lost, h.run_at, h.created_at, null,
-       h.finished_at, h.keep_until, h.errors -> -1 ->> 'error',
+       h.finished_at, h.keep_until, h.errors -> -1 ->> 'error'::text,
        h.payload, h.payload_bytes, h.metadata, h.result, h.errors
   from {{.schema}}.job_history h;
 
@@ -831,7 +831,7 @@ select v.queue,
        count(*) filter (where state = 'held')      as held,
        count(*) filter (where state = 'completed') as completed,
        count(*) filter (where state = 'cancelled') as cancelled,
-       min(run_at) filter (where state in ('waiting', 'retrying') and run_at <= statement_timestamp()) as oldest_due
+       pg_catalog.min(run_at) filter (where state in ('waiting', 'retrying') and run_at <= statement_timestamp()) as oldest_due
   from {{.schema}}.v_jobs v
  group by v.queue;
 
@@ -861,7 +861,7 @@ select w.id as group_id, w.queue, w.kind, w.scope, w.key, w.created_at,
 
 -- What is known of each effect (Once) of a job. Effects of a round before Reschedule are not shown.
 create view {{.schema}}.v_effects as
-select f.job_id, substr(f.key, strpos(f.key, '/') + 1) as name,
+select f.job_id, pg_catalog.substr(f.key, pg_catalog.strpos(f.key, '/') + 1) as name,
        case f.state when 3 then 'completed' when 6 then 'held'
             when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
             else 'uncertain' end as state,
@@ -875,7 +875,7 @@ select f.job_id, substr(f.key, strpos(f.key, '/') + 1) as name,
        select h.kind, h.created_at, h.identity from {{.schema}}.job_history h where h.id = f.job_id) p on true
  where f.class = 3 and f.state in (1, 2, 3, 6)
    and (p.kind is null
-        or coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true));
+        or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true));
 
 -- Each key that was taken and not removed yet: of jobs, of the application (Do, Fence) and of clients' requests. From free_at on
 -- it can be taken again; null: not before its work is finished, or never.
@@ -885,7 +885,7 @@ select case f.class when 0 then 'job' when 1 then 'application' when 2 then 'req
             when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
             else 'uncertain' end as state,
        f.job_id, f.created_at, f.finished_at,
-       case when f.state in (3, 4, 5) and f.lifetime >= 0 then f.finished_at + f.lifetime * interval '1 millisecond' end as free_at,
+       case when f.state in (3, 4, 5) and f.lifetime >= 0 then f.finished_at + f.lifetime::float8 * interval '1 millisecond' end as free_at,
        f.result, f.detail
   from {{.schema}}.job_fences f
  where f.class < 3;
@@ -913,7 +913,7 @@ select id, at, who, what, job_id, about, why, outcome from {{.schema}}.actions;
 
 -- What workers have counted by the minute; seconds is the time that the handlers took together.
 create view {{.schema}}.v_counts as
-select minute, queue, kind, started, completed, failed, dead, took / 1000000.0 as seconds from {{.schema}}.job_counts;
+select minute, queue, kind, started, completed, failed, dead, took::numeric / 1000000.0 as seconds from {{.schema}}.job_counts;
 
 ---- create above / drop below ----
 

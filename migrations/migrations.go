@@ -155,7 +155,7 @@ const lockRest = 200 * time.Millisecond
 // lockPatience is how long the given try waits for each lock, from 0 on: a tenth of deadlock_timeout, in the hope that all locks
 // together do not take as long as that, and a fifth more each time.
 const lockPatience = `
-select set_config('lock_timeout', greatest(1, setting::numeric / 10 * 1.2 ^ $1::int)::int::text, true) from pg_settings where name = 'deadlock_timeout'`
+select pg_catalog.set_config('lock_timeout', greatest(1, setting::float8 / 10::float8 * 1.2::float8 ^ $1::int::float8)::int::text, true) from pg_settings where name = 'deadlock_timeout'`
 
 // lookup says whether the schema and its version table exist: one row with two booleans. It reads only catalogs, which
 // every role may read.
@@ -313,9 +313,9 @@ func begin(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 		return nil, err
 	}
 	const settings = `
-select current_setting('lock_timeout'), set_config('search_path', 'pg_catalog, pg_temp', true), set_config('statement_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
-	const wait = `select set_config('lock_timeout', '0', true), pg_advisory_xact_lock($1), set_config('lock_timeout', $2, true)`
+select pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end`
+	const wait = `select pg_catalog.set_config('lock_timeout', '0', true), pg_catalog.pg_advisory_xact_lock($1), pg_catalog.set_config('lock_timeout', $2, true)`
 	var patience string
 	if err = tx.QueryRow(ctx, settings).Scan(&patience, nil, nil, nil); err == nil {
 		if _, err = tx.Exec(ctx, wait, lock, patience); err == nil {

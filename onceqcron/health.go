@@ -27,18 +27,18 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
        coalesce(m.taken, 0), coalesce(m.first_taken, statement_timestamp()), coalesce(m.last_taken, statement_timestamp())
   from onceq.schedules s
   left join lateral (
-       select sum(t.ticks) filter (where t.outcome = 'missed') as ticks,
-              min(t.at) filter (where t.outcome = 'missed') as first, max(t.until) filter (where t.outcome = 'missed') as last,
-              sum(t.ticks) filter (where t.outcome = 'refused') as refused,
-              min(t.at) filter (where t.outcome = 'refused') as first_refused, max(t.at) filter (where t.outcome = 'refused') as last_refused,
-              (array_agg(t.note order by t.at desc) filter (where t.outcome = 'refused'))[1] as note,
+       select pg_catalog.sum(t.ticks) filter (where t.outcome = 'missed') as ticks,
+              pg_catalog.min(t.at) filter (where t.outcome = 'missed') as first, pg_catalog.max(t.until) filter (where t.outcome = 'missed') as last,
+              pg_catalog.sum(t.ticks) filter (where t.outcome = 'refused') as refused,
+              pg_catalog.min(t.at) filter (where t.outcome = 'refused') as first_refused, pg_catalog.max(t.at) filter (where t.outcome = 'refused') as last_refused,
+              (pg_catalog.array_agg(t.note order by t.at desc) filter (where t.outcome = 'refused'))[1] as note,
               count(*) filter (where t.outcome = 'duplicate') as taken,
-              min(t.at) filter (where t.outcome = 'duplicate') as first_taken, max(t.at) filter (where t.outcome = 'duplicate') as last_taken
+              pg_catalog.min(t.at) filter (where t.outcome = 'duplicate') as first_taken, pg_catalog.max(t.at) filter (where t.outcome = 'duplicate') as last_taken
          from (select at, until, ticks, outcome, done_at, note from onceq.schedule_ticks
                 where schedule = s.name order by at desc limit 2000) t
-        where (t.outcome in ('missed', 'refused') or t.outcome = 'duplicate' and starts_with(t.note, $2)) and t.done_at > statement_timestamp() - interval '1 day'
+        where (t.outcome in ('missed', 'refused') or t.outcome = 'duplicate' and pg_catalog.starts_with(t.note, $2)) and t.done_at > statement_timestamp() - interval '1 day'
           and (t.outcome <> 'missed' or s.missed = $1 or s.missed like 'all %' or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
-                           where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and (f.outcome = 'fired' or f.outcome = 'duplicate' and starts_with(f.note, $2) is not true)))) m on true
+                           where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and (f.outcome = 'fired' or f.outcome = 'duplicate' and pg_catalog.starts_with(f.note, $2) is not true)))) m on true
  order by s.name`
 	if db == nil {
 		db = s.pool

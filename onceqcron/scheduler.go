@@ -219,7 +219,7 @@ func (s *Scheduler) lock(ctx context.Context, tx pgx.Tx, name string) (r *row, e
 // lockName locks the name of a schedule that is new or not there, until the transaction ends: either its job still finds the new row,
 // or the new schedule finds that its job is gone.
 func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error {
-	const lock = `select pg_advisory_xact_lock(hashtextextended($1, 'onceq.schedules'::regclass::oid::bigint))`
+	const lock = `select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 'onceq.schedules'::regclass::oid::bigint))`
 	if _, err := tx.Exec(ctx, s.sql(lock), name); err != nil {
 		return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
 	}
@@ -349,13 +349,13 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 	const move = `
 with old as (
   delete from onceq.schedule_ticks -- at as well, which is in the index
-   where schedule = $1 and at < statement_timestamp() - $3::bigint * interval '1 microsecond'
-     and done_at < statement_timestamp() - $3::bigint * interval '1 microsecond'
+   where schedule = $1 and at < statement_timestamp() - $3::bigint::float8 * interval '1 microsecond'
+     and done_at < statement_timestamp() - $3::bigint::float8 * interval '1 microsecond'
   returning 1
 )
 update onceq.schedules
    set next_at = $2, changed_at = null,
-       known_from = case when exists (select from old) then greatest(known_from, statement_timestamp() - $3::bigint * interval '1 microsecond') else known_from end
+       known_from = case when exists (select from old) then greatest(known_from, statement_timestamp() - $3::bigint::float8 * interval '1 microsecond') else known_from end
  where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
 	var wait time.Duration // not from r.now: JobFor may have taken long since
 	batch := s.notes(name, marks)

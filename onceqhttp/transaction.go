@@ -107,7 +107,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 				query = pool.QueryRow
 			}
 			var status string
-			err := query(ctx, `select coalesce(pg_xact_status($1::text::xid8), '')`, xid).Scan(&status)
+			err := query(ctx, `select coalesce(pg_catalog.pg_xact_status($1::text::xid8), '')`, xid).Scan(&status)
 			ended = err == nil && status == "committed" // the handler has committed it and begun another one
 		}
 		if !ended {
@@ -196,7 +196,7 @@ func (m *Middleware) failed(w http.ResponseWriter, r *http.Request, a *admitted,
 // claimTx takes the key inside the transaction and returns the transaction's id; a rollback undoes the claim. It waits
 // only a moment for another open transaction that has the key, and then reports the key as in flight.
 func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c *onceq.FenceLease, xid string, err error) {
-	const limit = `select current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true), current_setting('citus.version', true) is not null`
+	const limit = `select pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('lock_timeout', $1::text, true), pg_catalog.current_setting('citus.version', true) is not null`
 	wait := strconv.FormatInt(lockWait.Milliseconds(), 10)
 	var before string
 	var citus bool
@@ -214,7 +214,7 @@ func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c 
 	if err != nil || c.Replayed {
 		return c, "", err
 	}
-	const restore = `select set_config('lock_timeout', $1::text, true), pg_current_xact_id()::text`
+	const restore = `select pg_catalog.set_config('lock_timeout', $1::text, true), pg_current_xact_id()::text`
 	if err = tx.QueryRow(ctx, restore, before).Scan(nil, &xid); err == nil && citus {
 		err = limitNodes(ctx, tx, before)
 	}

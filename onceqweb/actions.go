@@ -274,7 +274,7 @@ func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (b
 	}
 	f.After, f.Limit = before, h.countLimit
 	err = pgx.BeginTxFunc(ctx, h.db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `select set_config('statement_timeout', $1::text, true)`, strconv.FormatInt(max(left.Milliseconds(), 1), 10)); err != nil {
+		if _, err := tx.Exec(ctx, `select pg_catalog.set_config('statement_timeout', $1::text, true)`, strconv.FormatInt(max(left.Milliseconds(), 1), 10)); err != nil {
 			return err
 		}
 		n, err := h.q.Count(ctx, tx, f)
@@ -609,7 +609,7 @@ func (h *Handler) do(ctx context.Context, a *asked) (to string, err error) {
 	defer cancel()
 	// The action and its line in the audit trail happen together. Should this process freeze in between, the server ends it.
 	const limits = `
-select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '3s', true), set_config('idle_in_transaction_session_timeout', '5s', true)`
+select pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '3s', true), pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`
 	err = pgx.BeginTxFunc(ctx, h.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) (err error) {
 		if _, err = tx.Exec(ctx, limits); err != nil {
 			return err

@@ -472,7 +472,7 @@ func quoteArg(s string) string {
 // together there. Should this process freeze in between, the server ends it.
 func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `select set_config('idle_in_transaction_session_timeout', '5s', true)`); err != nil {
+		if _, err := tx.Exec(ctx, `select pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`); err != nil {
 			return err
 		}
 		return fn(tx)

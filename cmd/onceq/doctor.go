@@ -193,7 +193,7 @@ func (x *examination) server(ctx context.Context) error {
 	var standby bool
 	var address *string
 	err := x.a.pool.QueryRow(ctx, `
-select current_setting('server_version'), current_setting('server_version_num'), current_user::text, current_database()::text, pg_is_in_recovery(), host(inet_server_addr())`).
+select pg_catalog.current_setting('server_version'), pg_catalog.current_setting('server_version_num'), current_user::text, current_database()::text, pg_is_in_recovery(), pg_catalog.host(inet_server_addr())`).
 		Scan(&version, &major, &user, &database, &standby, &address)
 	if err != nil {
 		return err
@@ -214,7 +214,7 @@ select current_setting('server_version'), current_setting('server_version_num'),
 	}
 	for _, s := range settings {
 		var value string
-		if err := x.a.pool.QueryRow(ctx, `select current_setting($1::text)`, s.name).Scan(&value); err != nil {
+		if err := x.a.pool.QueryRow(ctx, `select pg_catalog.current_setting($1::text)`, s.name).Scan(&value); err != nil {
 			return err
 		}
 		switch {
@@ -232,10 +232,10 @@ func versionOf() string { return strings.Trim(version(), "()") }
 func (x *examination) connections(ctx context.Context) error {
 	var used, most int
 	if err := x.a.pool.QueryRow(ctx, `
-select case when pg_has_role('pg_read_all_stats', 'usage') -- others do not see what other roles' sessions are
+select case when pg_catalog.pg_has_role('pg_read_all_stats', 'usage') -- others do not see what other roles' sessions are
             then (select count(*) from pg_stat_activity where backend_type = 'client backend')
-            else (select sum(numbackends) from pg_stat_database) end::int,
-       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`).Scan(&used, &most); err != nil {
+            else (select pg_catalog.sum(numbackends) from pg_stat_database) end::int,
+       pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int`).Scan(&used, &most); err != nil {
 		return err
 	}
 	detail := fmt.Sprintf("%d of %d connections are in use", used, most)
@@ -247,9 +247,9 @@ select case when pg_has_role('pg_read_all_stats', 'usage') -- others do not see 
 		x.add("ok", "connections", detail, "")
 	}
 	const blocked = `
-select a.pid, coalesce(a.application_name, ''), extract(epoch from statement_timestamp() - l.waitstart)::bigint, pg_blocking_pids(a.pid)::int[],
-       coalesce((select string_agg(format('%s (user %s, application %s, %s)', b.pid, b.usename, b.application_name, coalesce(b.state, 'of another role')), ', ')
-                   from pg_stat_activity b where b.pid = any (pg_blocking_pids(a.pid))), '')
+select a.pid, coalesce(a.application_name, ''), extract(epoch from statement_timestamp() - l.waitstart)::bigint, pg_catalog.pg_blocking_pids(a.pid)::int[],
+       coalesce((select pg_catalog.string_agg(pg_catalog.format('%s (user %s, application %s, %s)', b.pid, b.usename, b.application_name, coalesce(b.state, 'of another role')), ', ')
+                   from pg_stat_activity b where b.pid = any (pg_catalog.pg_blocking_pids(a.pid))), '')
   from pg_locks l join pg_stat_activity a on a.pid = l.pid
  where a.datname = current_database() and not l.granted and l.waitstart < statement_timestamp() - interval '5 seconds'
  order by l.waitstart limit 5`
@@ -338,7 +338,7 @@ func (x *examination) plan(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if _, err := tx.Exec(ctx, `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`); err != nil {
+	if _, err := tx.Exec(ctx, `select pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true)`); err != nil {
 		return err
 	}
 	rows, err := tx.Query(ctx, `explain select id from `+pgx.Identifier{x.a.schema}.Sanitize()+`.jobs

@@ -419,7 +419,7 @@ func (tx *Tx) committed() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if pg := tx.raw.PgConn(); !tx.cut.Load() && !pg.IsClosed() && !pg.IsBusy() {
-		ask := "select pg_xact_status('" + tx.id + "')"
+		ask := "select pg_catalog.pg_xact_status('" + tx.id + "')"
 		if pg.TxStatus() != 'I' {
 			ask = "rollback; " + ask
 		}

@@ -921,7 +921,7 @@ func TestLane_AFullWorkerAsksForCallsNowAndThen(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64
 	db, _ := hooked(t, &statementHook{before: func(sql string) {
-		if strings.HasPrefix(sql, "select exists (select from generate_series(-1, 15)") {
+		if strings.HasPrefix(sql, "select exists (select from pg_catalog.generate_series(-1, 15)") {
 			asked.Add(1)
 		}
 	}})
@@ -962,7 +962,7 @@ func busyAsks(t *testing.T, delay time.Duration) {
 		switch {
 		case strings.Contains(sql, "onceq_lanes.slots"):
 			promotes.Add(1)
-		case strings.HasPrefix(sql, "select exists (select from generate_series(-1, 15)"):
+		case strings.HasPrefix(sql, "select exists (select from pg_catalog.generate_series(-1, 15)"):
 			asks.Add(1)
 		}
 	}})

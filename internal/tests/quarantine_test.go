@@ -317,7 +317,7 @@ func TestQuarantine_AJobThatItsOwnWorkerHoldsKeepsNoOthers(t *testing.T) {
 			switch {
 			case strings.Contains(sql, "set rescanned_at ="):
 				pages.Store(0)
-			case strings.Contains(sql, "left_kinds && $5::text[]"):
+			case strings.Contains(sql, "left_kinds operator(pg_catalog.&&) $5::text[]"):
 				what = "look"
 			case strings.Contains(sql, "claims = least("):
 				what = "claim"

@@ -528,7 +528,7 @@ func TestReplace_WhileTheJobIsClaimed(t *testing.T) {
 		_, err = claim.Exec(ctx, `update onceq.jobs set claims = 1, holder = 1, leased_until = now() + interval '1 hour' where id = $1`, id)
 		require.NoError(t, err)
 		answer := background(func() (onceq.Result, error) { return q.Enqueue(ctx, db.Pool, replacing(1, time.Hour, both)) })
-		until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%unnest%for update%')`)
+		until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%with asked as materialized%')`)
 		want := onceq.Result{ID: id, Duplicate: true, State: onceq.StateRunning}
 		if commits {
 			require.NoError(t, claim.Commit(ctx))

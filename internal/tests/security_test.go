@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -60,6 +61,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 			"backslash":    mark + `\'; drop table onceq.meta cascade; --`,
 			"dollar":       mark + `$$; drop table onceq.meta cascade; $1 $2 -- {}()`,
 			"schema":       mark + `onceq.meta 'onceq.ids' %s ?`,
+			"planted":      mark + `planted`, // and functions of others are on the search_path
 		} {
 			t.Run(mode.String()+" "+name, func(t *testing.T) {
 				t.Parallel()
@@ -68,7 +70,11 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.PoolConfig(func(c *pgxpool.Config) {
 					c.ConnConfig.DefaultQueryExecMode = mode
 					c.ConnConfig.Tracer = texts
+					c.ConnConfig.RuntimeParams["search_path"] = "planted, public"
 				}))
+				if name == "planted" {
+					plant(t, db)
+				}
 				q := db.Queue
 				job := onceq.Job{
 					Kind: evil, Queue: evil, Scope: evil, Key: evil, Payload: map[string]string{evil: evil}, Metadata: map[string]string{evil: evil},
@@ -352,7 +358,9 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Reaper.RunOnce", func() error {
 						r, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 						require.NoError(t, err)
-						db.Advance(100 * 24 * time.Hour)
+						if name != "planted" { // its statements would meet what is planted
+							db.Advance(100 * 24 * time.Hour)
+						}
 						_, err = r.RunOnce(ctx)
 						return err
 					}},
@@ -370,6 +378,9 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					}
 				}
 				require.NoError(t, q.Check(ctx))
+				if name == "planted" {
+					workLanes(t, db, evil)
+				}
 				require.NotEmpty(t, texts.seen)
 				for _, sql := range texts.seen {
 					require.NotContains(t, sql, mark)
@@ -377,6 +388,71 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 			})
 		}
 	}
+}
+
+// plant puts functions and operators into the schema planted, as somebody could who may create in a schema of the search_path:
+// with exactly the types that onceq calls them with, so that Postgres takes them and not its own. Each of them fails.
+func plant(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	owner := conformance.Owner(t, db)
+	exec := func(statement string) {
+		t.Helper()
+		_, err := owner.Exec(context.WithoutCancel(t.Context()), statement)
+		require.NoError(t, err, statement)
+	}
+	exec(`create schema planted; grant usage on schema planted to public`)
+	t.Cleanup(func() { exec(`drop schema planted cascade`) }) // before the invariants are read
+	for _, f := range []string{
+		"unnest(smallint[]) returns setof smallint", "unnest(int[]) returns setof int", "unnest(bigint[]) returns setof bigint",
+		"unnest(text[]) returns setof text", "cardinality(bigint[]) returns int", "cardinality(smallint[]) returns int", "cardinality(text[]) returns int",
+		"generate_series(int, smallint) returns setof int", "lpad(text, int, varchar) returns text", "chr(smallint) returns text",
+		"jsonb_build_object(text, timestamptz, text, smallint, text, text) returns jsonb",
+		"jsonb_build_object(text, timestamptz, text, int, text, text) returns jsonb",
+		"nextval(text) returns bigint", "sum(int, int) returns bigint", "int8send(numeric) returns bytea",
+		"array_agg(bigint, bigint) returns bigint[]", "concat_ws(text, text, text) returns text", "set_config(text, text) returns text",
+	} {
+		exec(`create function planted.` + f + ` language plpgsql as $$ begin raise exception 'planted'; end $$`)
+	}
+	exec(`create function planted.gather(bigint[], bigint) returns bigint[] language plpgsql as $$ begin raise exception 'planted'; end $$;
+		create aggregate planted.array_agg(bigint) (sfunc = planted.gather, stype = bigint[]);
+		create function planted.count_up(bigint, bigint) returns bigint language plpgsql as $$ begin raise exception 'planted'; end $$;
+		create aggregate planted.count(bigint) (sfunc = planted.count_up, stype = bigint)`)
+	for i, o := range [][4]string{
+		{"*", "bigint", "interval", "interval"}, {"*", "int", "interval", "interval"}, {"*", "numeric", "int", "numeric"},
+		{"&", "smallint", "int", "int"}, {"|", "smallint", "int", "int"}, {"|", "bigint", "int", "bigint"},
+		{">", "numeric", "int", "bool"}, {"->>", "jsonb", "jsonb", "text"}, {"%", "bigint", "int", "bigint"},
+		{"=", "text[]", "text[]", "bool"}, {"<>", "text[]", "text[]", "bool"}, {"&&", "text[]", "text[]", "bool"}, {"<@", "text[]", "text[]", "bool"},
+		{"/", "float8", "int", "float8"}, {"/", "numeric", "float8", "float8"}, {"-", "int", "float8", "float8"}, {"-", "float8", "int", "float8"},
+	} {
+		exec(fmt.Sprintf(`create function planted.o%d(%s, %s) returns %s language plpgsql as $$ begin raise exception 'planted'; end $$;
+			create operator planted.%s (leftarg = %[2]s, rightarg = %[3]s, function = planted.o%[1]d)`, i, o[1], o[2], o[3], o[0]))
+	}
+}
+
+// workLanes runs jobs with a lane, with a limit and of a group, until none is left.
+func workLanes(t *testing.T, db *queuetest.DB, name string) {
+	t.Helper()
+	ctx := t.Context()
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "limit"+name, onceq.Limit{Rate: 1000, Burst: 2}))
+	lined := onceq.Kind[int]{Name: "lined", Queue: "lined", Lane: func(int) string { return name }}
+	limited := onceq.Kind[int]{Name: "limited", Queue: "lined", Limit: func(int) string { return "limit" + name }}
+	after := onceq.Kind[int]{Name: "after", Queue: "lined"}
+	jobs := []onceq.Job{lined.Job(1), lined.Job(2), limited.Job(1), limited.Job(2), limited.Job(3)}
+	_, err := db.Queue.EnqueueGroup(ctx, db.Pool, jobs, after.Job(1))
+	require.NoError(t, err)
+	ok := func(context.Context, *onceq.Lease, int) error { return nil }
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"lined": {Concurrency: 5}}},
+		lined.Handle(ok), limited.Handle(ok), after.Handle(ok))
+	require.NoError(t, err)
+	run, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(run) }()
+	require.Eventually(t, func() bool {
+		n, err := db.Queue.Count(ctx, db.Pool, onceq.Filter{Queue: "lined"})
+		return err == nil && n == 0
+	}, 2*time.Minute, 20*time.Millisecond)
+	cancel()
+	require.NoError(t, <-ended)
 }
 
 // Text that Postgres cannot hold is refused before it is sent, so that the caller's transaction stays usable.
