@@ -660,7 +660,11 @@ func TestEncodeMany_EachJobComesOutAsIfItWereAlone(t *testing.T) {
 		func(*Job) {},
 		func(j *Job) { j.Kind = "other" },
 		func(j *Job) { j.Queue = "q" },
-		func(j *Job) { j.Window = Forever },
+		func(j *Job) {
+			if j.Key != "" {
+				j.Window = Forever
+			}
+		},
 		func(j *Job) { j.RunAt = time.Unix(1, 0) },
 		func(j *Job) { j.Delay = time.Second },
 		func(j *Job) { j.Priority = PriorityLow },

@@ -467,6 +467,8 @@ func TestGrants(t *testing.T) {
 			want = append(want, relation+": USAGE")
 		case relation == "meta" || kind == "v":
 			want = append(want, relation+": SELECT")
+		case relation == "actions": // the audit trail is only added to
+			want = append(want, relation+": INSERT SELECT")
 		default:
 			want = append(want, relation+": DELETE INSERT SELECT UPDATE")
 		}

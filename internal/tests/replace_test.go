@@ -213,7 +213,7 @@ func TestReplace_InALaneOrALimit(t *testing.T) {
 		}
 		plain := func() int64 {
 			job := inLine(line, 0, 0, 0)
-			job.Key = ""
+			job.Key, job.Window = "", 0
 			return add(t, db, job)
 		}
 		first := plain()
@@ -305,7 +305,7 @@ func TestReplace_NotInAnotherLaneOrLimit(t *testing.T) {
 		db := queuetest.New(t)
 		ctx, q := t.Context(), db.Queue
 		first := inLine(line, 0, 0, 0)
-		first.Key = ""
+		first.Key, first.Window = "", 0
 		before := add(t, db, first)
 		id := add(t, db, inLine(line, 1, 0, 0))
 		check := func() {
@@ -344,7 +344,7 @@ func TestReplace_MeetsTheEndOfTheJobBefore(t *testing.T) {
 		ctx, q := t.Context(), db.Queue
 		first := func() *onceq.Lease {
 			job := inLine(line, 0, 0, 0)
-			job.Key = ""
+			job.Key, job.Window = "", 0
 			return laneClaimOne(t, q, add(t, db, job))
 		}
 		for _, commits := range []bool{true, false} {
@@ -416,7 +416,7 @@ func TestReplace_WhileTheEndOfTheJobBeforeWaits(t *testing.T) {
 					delay = time.Hour
 				}
 				job := inLine(line, 0, 0, 0)
-				job.Key = ""
+				job.Key, job.Window = "", 0
 				l := laneClaimOne(t, q, add(t, db, job))
 				id := add(t, db, inLine(line, 1, 0, 0))
 				eventually(t, "all calls are answered", func() bool { // a new payload leaves none
@@ -500,7 +500,7 @@ func TestReplace_AJobThatIsDueKeepsItsPlace(t *testing.T) {
 		ctx, q := t.Context(), db.Queue
 		plain := func() int64 {
 			job := inLine(line, 0, 0, 0)
-			job.Key = ""
+			job.Key, job.Window = "", 0
 			return add(t, db, job)
 		}
 		l := laneClaimOne(t, q, plain())
