@@ -10,7 +10,7 @@ PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export O
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
 LAB = ./adapter ./bench ./checks ./specs ./tern
 
-.PHONY: help test check race modules lint format imports matrix test-versions test-container pictures page-size demo bench torture torture-ci
+.PHONY: help test check race modules lint format imports matrix test-versions test-container pictures page-size house mutate demo bench torture torture-ci
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,14 @@ test-versions: ## the tests on PostgreSQL 16, 17 and 18
 # The tests on a Postgres in a container.
 test-container: ## the tests of queuetest/container, on a Postgres in a container
 	@scripts/container-test.sh
+
+# The measures of the library's size beside their ceilings, which TestHouse holds. LOWER=1 lowers the ceilings to what is measured.
+house: ## how much there is to read, beside its ceilings
+	@cd lab/house && GOTOOLCHAIN=auto go run . $(if $(LOWER),-lower)
+
+# A part of them: make mutate ONLY='fence|lane'
+mutate: ## breaks the code one line at a time and shows which test fails
+	@$(SERVERS); cd lab/mutate && GOTOOLCHAIN=auto go run . -v $(if $(ONLY),-only '$(ONLY)')
 
 # The pictures of docs/web.md, taken by the tests in a browser.
 pictures: ## the pictures of docs/web.md, taken in a browser

@@ -8,7 +8,7 @@ var plans = map[string][]stage{
 		first,
 		{
 			{tests("tests", "", "-short", "./internal/tests", ".", "./queuetest", "./...")},
-			append([]part{vet, someRace}, modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")...),
+			append([]part{vet, house, someRace}, modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")...),
 		},
 	},
 	"check":      {first, {{race}, {lint}}, {others, labs}, {{torture}, {tortureTests}}},
@@ -39,8 +39,12 @@ var others = modules([]string{"onceqcron", "onceqotel", "onceqweb", "onceqweb/br
 // labs are the histories, walks and models. The model is one goroutine, which the race detector would only slow down.
 var labs = []part{
 	tests("lab", "lab", "-race", "./adapter", "./bench", "./checks", "./specs", "./tern"),
+	house,
 	tests("model", "lab", "./model"),
 }
+
+// house holds the ceilings of the library's size and the walls between its packages, and that each mutation of lab/mutate can be made.
+var house = tests("house", "lab", "./house", "./mutate")
 
 // torture and the tests of its checker, which find what is broken on purpose, wait for faults and leases.
 var (
