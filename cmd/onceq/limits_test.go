@@ -17,7 +17,8 @@ func TestLimits(t *testing.T) {
 	db := queuetest.New(t)
 	call := onceq.Kind[int]{Name: "call", Limit: func(int) string { return "provider" }}
 	require.Equal(t, "No limit is set, and no job waits for one.\n", fine(t, db.URL, "limits", "list"))
-	require.Equal(t, "The limit is 20 at once, 10 in 1s, in bursts of 2 now; it was 1 at once.\n",
+	const unused = " No job has limit \"provider\" now: is that its name?\n"
+	require.Equal(t, "The limit is 20 at once, 10 in 1s, in bursts of 2 now; it was 1 at once."+unused,
 		fine(t, db.URL, "limits", "set", "provider", "--at-once", "20", "--rate", "10", "--why", "they said so"))
 	require.Regexp(t, `NEXT SLOT\nprovider +20 at once, 10 in 1s, in bursts of 2 .* \d{4}-\d\d-\d\d`, fine(t, db.URL, "limits", "list"))
 	require.Equal(t, "The limit is 0 at once now; it was 20 at once, 10 in 1s, in bursts of 2.\n", fine(t, db.URL, "limits", "set", "provider", "--at-once", "0"))
