@@ -395,7 +395,7 @@ func (q *Queue) cancelDead(ctx context.Context, db DB, ids []int64) error {
 				return err
 			}
 		}
-		if _, _, err := q.cancel(ctx, db, ids, true); err != nil {
+		if _, _, err := q.cancel(ctx, db, ids, true, false); err != nil {
 			return err
 		}
 		return q.send(ctx, db, asIs, sayDead, []any{ids}, noRows)

@@ -17,7 +17,8 @@ import (
 const CancelledKeep = 24 * time.Hour
 
 // cancelJobs takes out jobs that nobody holds, and returns what their events need. A locked row counts as held: it does not
-// wait for a handler's transaction. With $3 it takes only those that somebody asked to cancel before.
+// wait for a handler's transaction. With $3 it takes only those that somebody asked to cancel before. $4 is 1 if the keys stay
+// taken for their windows in any case: then the fence of a job that no claim had counts one (fenceFree).
 var cancelJobs = cancelFrom(`
   select id from onceq.jobs
    where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())`, "jobs", `,
@@ -62,7 +63,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = ` + sqlCancelled + `, token = greatest(f.token, ` + tokenOfGone + `), finished_at = statement_timestamp()
+     set state = ` + sqlCancelled + `, token = ` + tokenOfCancelled("$4") + `, finished_at = statement_timestamp()
     from gone g
    where ` + fenceOfGone + `
 ),
@@ -72,6 +73,11 @@ request as (
 )` + more + `
 select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')),
        ` + wantHistory + `, ` + tellGone(` where `+isMember) + ` from gone`
+}
+
+// tokenOfCancelled is the token of the fence f of the cancelled job g. It counts at least so many claims as the parameter says.
+func tokenOfCancelled(least string) string {
+	return `greatest(f.token, g.id << ` + sqlTokenBits + ` | greatest(g.claims, ` + least + `::int)::bigint)`
 }
 
 // cancelAsked says of a live job that somebody asked to cancel it, and that it has not been redriven since. A note that is
@@ -103,15 +109,20 @@ union all
 select state from onceq.job_history where id = $1::bigint`
 
 // Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
-// in the history for CancelledKeep, and its key stays taken for its window. A job that somebody holds is still
-// StateRunning: when its lease is next extended, the handler's context ends with ErrCancelled. The job is then cancelled,
-// and kept in the same way, unless it finishes first. If it was given back meanwhile, or only a transaction had its row, a
-// worker cancels it when it would run next, or within a minute; for a job whose row is locked StateRunning is returned, too. While the
-// outcome of one of its effects (Once) is unknown, it stays in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
+// in the history for CancelledKeep. If no worker ever had it, its key is free at once, whatever its window: the next
+// Enqueue of the key is a new job, in the same transaction too. If a worker had it, as one that failed or was snoozed,
+// something of it may have happened, and the key stays taken for its window. CancelMany with Filter.KeepKeys keeps every
+// key taken for its window.
+//
+// A job that somebody holds is still StateRunning: when its lease is next extended, the handler's context ends with
+// ErrCancelled. The job is then cancelled, and kept in the same way, with its key, unless it finishes first. If it was given
+// back meanwhile, or only a transaction had its row, a worker cancels it when it would run next, or within a minute; for a
+// job whose row is locked StateRunning is returned, too. While the outcome of one of its effects (Once) is unknown, it stays
+// in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
 // change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
 // a handler's transaction.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
-	cancelled, _, err := q.cancel(ctx, db, []int64{id}, true)
+	cancelled, _, err := q.cancel(ctx, db, []int64{id}, true, false)
 	switch {
 	case err != nil:
 		return 0, err
@@ -125,9 +136,10 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	return state, err
 }
 
-// cancel cancels the jobs that nobody holds and, if running, asks the holders of the others to stop.
-func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (cancelled, asked int, err error) {
-	gone, err := q.cancelFree(ctx, db, hot, ids, false)
+// cancel cancels the jobs that nobody holds and, if running, asks the holders of the others to stop. With keep, keys stay taken
+// for their windows.
+func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running, keep bool) (cancelled, asked int, err error) {
+	gone, err := q.cancelFree(ctx, db, hot, ids, false, keep)
 	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
@@ -138,18 +150,22 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (c
 	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
-	gone, err = q.cancelFree(ctx, db, hot, ids, false)
+	gone, err = q.cancelFree(ctx, db, hot, ids, false, keep)
 	return cancelled + len(gone), asked - len(gone), err
 }
 
 // cancelFree cancels those of the jobs that nobody holds, and returns them. With noted it takes only those that somebody asked
-// to cancel before.
-func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64, noted bool) (gone []int64, err error) {
+// to cancel before: these keep their keys, because Cancel said that they run.
+func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64, noted, keep bool) (gone []int64, err error) {
+	least := int32(0)
+	if noted || keep {
+		least = 1
+	}
 	// A job that waits for its lane may become live in between, so those are tried first.
 	for _, statement := range []string{cancelWaits, cancelJobs} {
 		var done []int64
 		var queues, kinds, scopes, keys []string
-		err = q.send(ctx, db, by, statement, []any{ids, CancelledKeep.Milliseconds(), noted}, row(&done, &queues, &kinds, &scopes, &keys, nil, nil))
+		err = q.send(ctx, db, by, statement, []any{ids, CancelledKeep.Milliseconds(), noted, least}, row(&done, &queues, &kinds, &scopes, &keys, nil, nil))
 		if err != nil {
 			return nil, fmt.Errorf("onceq: cancel: %w", err)
 		}
@@ -169,7 +185,7 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 	if len(given) == 0 {
 		return
 	}
-	if _, err := q.cancelFree(ctx, db, hot, given, true); err != nil {
+	if _, err := q.cancelFree(ctx, db, hot, given, true, true); err != nil {
 		q.log.WarnContext(ctx, "onceq: cancelling jobs failed; a worker does it within a minute", "jobs", given, "error", err)
 	}
 }
@@ -201,7 +217,7 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 			break
 		}
 		last = slices.Max(ids)
-		_, err := q.cancelFree(ctx, slow, brief, ids, true)
+		_, err := q.cancelFree(ctx, slow, brief, ids, true, true)
 		if err == nil {
 			continue
 		}
@@ -209,7 +225,7 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 			return err
 		}
 		for _, id := range ids {
-			_, err := q.cancelFree(ctx, slow, brief, []int64{id}, true)
+			_, err := q.cancelFree(ctx, slow, brief, []int64{id}, true, true)
 			switch {
 			case err == nil, lockedOut(err): // that one waits for the next time
 			case aboutOne(err):
@@ -229,14 +245,17 @@ var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetryin
 // returns how many jobs were cancelled because nobody held them, and how many running jobs were asked to end, which they do
 // unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
 // StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit
-// is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the counts are right
-// even if there is an error. Jobs that are enqueued while it runs are not cancelled.
+// is how many jobs are tried; 0 means all. With Filter.KeepKeys the keys of all of them stay taken for their windows. With a
+// pool as db each statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued
+// while it runs are not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
 	if filter.States == nil {
 		filter.States = cancellable
 	}
+	keep := filter.KeepKeys
+	filter.KeepKeys = false
 	err = q.each(ctx, db, filter, cancellable, func(ids []int64) error {
-		c, a, err := q.cancel(ctx, db, ids, slices.Contains(filter.States, StateRunning))
+		c, a, err := q.cancel(ctx, db, ids, slices.Contains(filter.States, StateRunning), keep)
 		cancelled, asked = cancelled+c, asked+a
 		return err
 	})
@@ -395,6 +414,7 @@ func (q *Queue) WouldCancel(ctx context.Context, db DB, filter Filter) (Choice, 
 	if filter.States == nil {
 		filter.States = cancellable
 	}
+	filter.KeepKeys = false
 	return q.choose(ctx, db, filter, cancellable)
 }
 

@@ -730,14 +730,14 @@ func (h *history) write() error {
 }
 
 // cancelledApart is cancelJobs without the history, for rows that are locked.
-const cancelledApart = `
+var cancelledApart = `
 with gone as (
   delete from onceq.jobs where id = any ($1::bigint[])
   returning id, claims, queue, kind, scope, key
 ),
 fence as (
   update onceq.job_fences f
-     set state = ` + sqlCancelled + `, token = greatest(f.token, ` + tokenOfGone + `), finished_at = statement_timestamp()
+     set state = ` + sqlCancelled + `, token = ` + tokenOfCancelled("$2") + `, finished_at = statement_timestamp()
     from gone g
    where ` + fenceOfGone + `
 ),
@@ -782,7 +782,7 @@ select id, coalesce(lane, ''), coalesce(` + isMember + `, false), statement_time
 	if err != nil {
 		return err
 	}
-	return p.send(cancelledApart, []any{h.ids}, read)
+	return p.send(cancelledApart, []any{h.ids, args[3]}, read)
 }
 
 func requestInParts(p *parts, args []any, read func(pgx.Rows) error) error {

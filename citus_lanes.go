@@ -513,7 +513,7 @@ select id, lane, coalesce(path, ''), ` + isMember + `, statement_timestamp() fro
 	if err != nil {
 		return err
 	}
-	return p.send(cancelledWaits, []any{h.ids}, read)
+	return p.send(cancelledWaits, []any{h.ids, args[3]}, read)
 }
 
 // hurryApart is hurryWaits without the calls, whose lanes it returns.

@@ -311,3 +311,39 @@ func TestRedrive_AFollowerThatStoppedItsLane(t *testing.T) {
 		require.Equal(t, map[int64]bool{m.ID: true, behind.ID: true}, ids)
 	}
 }
+
+// Cancel in parts frees the key of a job that no worker had, and keeps it if it is to stay taken.
+func TestCancelInParts_FreesTheKeyOfAJobThatNeverStarted(t *testing.T) {
+	t.Parallel()
+	db, q := inPartsDB(t)
+	ctx := t.Context()
+	for _, job := range []onceq.Job{{Key: "live"}, {Key: "waits", Lane: "l"}, {Key: "delayed", Delay: time.Hour}} {
+		for _, keep := range []bool{false, true} {
+			job.Kind = fmt.Sprint("k", keep)
+			first, err := q.Enqueue(ctx, db.Pool, job)
+			require.NoError(t, err)
+			n, asked, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: []int64{first.ID}, KeepKeys: keep})
+			require.NoError(t, err)
+			require.Equal(t, [2]int{1, 0}, [2]int{n, asked})
+			second, err := q.Enqueue(ctx, db.Pool, job)
+			require.NoError(t, err)
+			require.Equal(t, keep, second.Duplicate, "%s: %+v", job.Key, second)
+			if !keep {
+				_, err = q.Redrive(ctx, db.Pool, first.ID)
+				require.ErrorIs(t, err, onceq.ErrDuplicate)
+				_, err = q.Cancel(ctx, db.Pool, second.ID)
+				require.NoError(t, err)
+				first = second
+			}
+			_, err = q.Redrive(ctx, db.Pool, first.ID)
+			require.NoError(t, err)
+			_, err = q.Cancel(ctx, db.Pool, first.ID)
+			require.NoError(t, err)
+			second, err = q.Enqueue(ctx, db.Pool, job)
+			require.NoError(t, err)
+			require.False(t, second.Duplicate, job.Key)
+			_, err = q.Cancel(ctx, db.Pool, second.ID)
+			require.NoError(t, err)
+		}
+	}
+}

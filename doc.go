@@ -31,7 +31,7 @@
 //     Hook gets (EventType) are others: they say what the library did.
 //   - Lane: a line of jobs of which one at a time is live, in order, unless SetLaneLimit says otherwise. The others wait.
 //   - Limit: how many jobs of any lanes and kinds are live at once, how many start in a time, or both.
-//   - Window: how long a key stays taken after its work is finished.
+//   - Window: how long a key stays taken after its work is finished. Work that was cancelled before it started has none.
 //   - Attempt: one try to do a job. A handler's error spends an attempt; when MaxAttempts are spent the job is dead. A lost
 //     lease and a Snooze spend none.
 //   - Lost lease: a lease that ran out before its holder had finished. It counts against MaxLost, until

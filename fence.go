@@ -22,15 +22,22 @@ import (
 //	state                    until finished   window               for ever
 //	queued, claimed          taken            taken                taken
 //	uncertain, held          taken            taken                taken
-//	completed, cancelled     free             free after window    taken
-//	dead                     free             free after window    taken
+//	completed, dead          free             free after window    taken
+//	cancelled                free             free after window    taken
+//	cancelled, never claimed free             free                 free
+//
+// A job was never claimed if its fence's token counts no claim. No worker had a token for the work then, so nothing of it can have
+// happened, and who cancels such a job and enqueues its key again means a new one. The fence keeps its lifetime and its
+// fingerprint for a Redrive. If the key is to stay taken (Filter.KeepKeys), or if nobody knows whether the job was claimed
+// (reapOrphans), the token counts one claim.
 //
 // A claimed fence whose lease has run out is not free: its outcome is uncertain (uncertain.go). A released fence is cancelled
 // and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
 // removes it. With lifetime 0 no clock is asked: it may have been set back since the work was finished.
 //
-// Four other places repeat a part of this and must agree with it: take_fence in the migration (a test compares them);
-// fencePast, which adds the Reaper's grace time; Fence.read, because a completed effect is not free while its job may run;
+// Some other places repeat a part of this and must agree with it: take_fence in the migration (a test compares them);
+// fencePast, which adds the Reaper's grace time, and lets the fence of a job that was never claimed stay for its window, for a
+// Redrive; v_keys and Keys, which say when a key is free; Fence.read, because a completed effect is not free while its job may run;
 // and Fence.judge, which takes a cancelled fence for free at once.
 //
 // A client's key (class 2) that is uncertain or held also ends, because otherwise anybody who can cause an error could grow
@@ -44,7 +51,11 @@ import (
 // in jobs nor dead, cancelled or held in job_history. From then on the table above applies, and it applies to an unknown
 // outcome too.
 const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))`
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or ` + neverClaimed + `)`
+
+// neverClaimed says that f is the fence of a job that was cancelled before any claim had it.
+const neverClaimed = `f.class = ` + sqlOfJob + ` and f.state = ` + sqlCancelled + ` and f.token = f.token >> ` + sqlTokenBits + ` << ` + sqlTokenBits
 
 // effectMark says which job an effect belongs to, and to which round of that job. It is the job's identity: the job's time
 // of creation in microseconds, plus one for each Reschedule. The id would not be enough: after the sequence was set back, a

@@ -287,6 +287,11 @@ type Filter struct {
 	// CancelMany, RetryMany, RedriveMany, MoveMany, DiscardMany and ResolveMany, because it is more often a mistake.
 	All bool
 
+	// KeepKeys is for CancelMany alone, and an *InvalidError elsewhere: the key of a job that no worker ever had stays taken for
+	// its window too, so that an Enqueue of the key is a duplicate of the cancelled job. Use it where a sender repeats what it
+	// has sent. By default such a key is free at once.
+	KeepKeys bool
+
 	// CreatedFrom and CreatedBefore choose by the time of the enqueueing, the second without the time itself.
 	CreatedFrom, CreatedBefore time.Time
 
@@ -328,6 +333,9 @@ func (f *Filter) check() error {
 		if s < StateWaiting || s > StateHeld {
 			return invalid("Filter.States", "has %d, which is not a state", s)
 		}
+	}
+	if f.KeepKeys {
+		return invalid("Filter.KeepKeys", "is set, and only CancelMany frees keys")
 	}
 	var from, before error
 	f.CreatedFrom, from = storedTime("Filter.CreatedFrom", f.CreatedFrom)

@@ -74,6 +74,9 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		if over := i.State == "completed" || i.State == "dead" || i.State == "cancelled"; over && finished != nil && lifetime >= 0 {
 			i.FreeAt = finished.Add(time.Duration(lifetime) * time.Millisecond)
 		}
+		if i.Class == classJob && i.State == "cancelled" && i.Token&claimsLimit == 0 { // neverClaimed: it has no window
+			i.FreeAt = i.FinishedAt
+		}
 		if result != "" {
 			i.Result = json.RawMessage(result)
 		}

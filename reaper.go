@@ -295,7 +295,8 @@ const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.l
 
 // reapOrphans handles the fences, within a range of pages, whose job is neither live nor in a part of the history from
 // which it can be redriven. For an effect, also one of an earlier round, the window begins now. For a queued key, the time
-// is noted, and after the grace time the key is cancelled. It returns the counts of rows noted and of keys cancelled.
+// is noted, and after the grace time the key is cancelled, and stays taken for its window: the job may have run.
+// It returns the counts of rows noted and of keys cancelled.
 var reapOrphans = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
@@ -308,7 +309,8 @@ with d as materialized (
 ),
 noted as (
   update onceq.job_fences f
-     set state = case when f.finished_at is null then f.state else ` + sqlCancelled + ` end, finished_at = statement_timestamp()
+     set state = case when f.finished_at is null then f.state else ` + sqlCancelled + ` end, finished_at = statement_timestamp(),
+         token = case when f.finished_at is null then f.token else f.token | 1::bigint end
    where f.ctid = any (array (select ctid from d)) and ` + fenceOrphan + `
   returning f.state
 )

@@ -12,7 +12,8 @@ import (
 // redriveJobs brings jobs back from the history. A job's key must still be the job's, or have no fence any more. If it has
 // no fence, it gets the default window, and from then on any payload counts as equal, because only the fence knew. If a
 // later job has taken the key, the job stays where it is, even if the later job is finished and the key free: running the
-// older job would repeat the work, under smaller tokens.
+// older job would repeat the work, under smaller tokens. The claim that the fence of a cancelled job may count for nobody
+// (fenceFree) ends here.
 //
 // A job with a held effect would be held again at once, and a dead one whose claims are used up would be dead again at once. Both
 // stay where they are.
@@ -41,7 +42,7 @@ h as materialized (
 ),
 mine as (
   update onceq.job_fences f
-     set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token, s.id << ` + sqlTokenBits + ` | s.claims::bigint), finished_at = null, result = null,
+     set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token >> ` + sqlTokenBits + ` << ` + sqlTokenBits + `, s.id << ` + sqlTokenBits + ` | s.claims::bigint), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
    where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = ` + sqlOfJob + `

@@ -236,7 +236,8 @@ end $statistics$;
 --                 makes it uncertain again. In a completed one, why its result could not be stored.
 create table {{.schema}}.job_fences (
   job_id       bigint,                   -- the job that the key belongs to; null outside of jobs
-  token        bigint      not null,     -- greatest token under which the key was held
+  token        bigint      not null,     -- greatest token under which the key was held. Of a cancelled job that no claim had, and whose
+                                         -- key stays taken all the same, it counts one claim
   holder       bigint,
   leased_until timestamptz,              -- see above
   created_at   timestamptz not null,
@@ -771,8 +772,9 @@ begin
   select greatest(f.token >> 20, f.job_id) into above
     from {{.schema}}.job_fences f
    where f.class = 0 and f.scope = take_fence.scope and f.key = take_fence.key
-     and f.state in (3, 4, 5) and f.lifetime >= 0
-     and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+     and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
      for update;
   if found then
     taken := {{.schema}}.next_id(ids, above);
@@ -885,7 +887,8 @@ select case f.class when 0 then 'job' when 1 then 'application' when 2 then 'req
             when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
             else 'uncertain' end as state,
        f.job_id, f.created_at, f.finished_at,
-       case when f.state in (3, 4, 5) and f.lifetime >= 0 then f.finished_at + f.lifetime::float8 * interval '1 millisecond' end as free_at,
+       case when f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20 then f.finished_at
+            when f.state in (3, 4, 5) and f.lifetime >= 0 then f.finished_at + f.lifetime::float8 * interval '1 millisecond' end as free_at,
        f.result, f.detail
   from {{.schema}}.job_fences f
  where f.class < 3;

@@ -609,9 +609,15 @@ func sample(jobs []onceq.JobInfo, total int) []string {
 func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 func (a *app) cancelCommand() *cobra.Command {
-	return a.verbCommand(verb{
+	var keep bool
+	cmd := a.verbCommand(verb{
 		name: "cancel", possible: unfinished(), byFlags: unfinished(), always: true,
 		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+			if keep { // Cancel then says what became of it
+				if _, _, err := a.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{id}, KeepKeys: true}); err != nil {
+					return "", err
+				}
+			}
 			s, err := a.q.Cancel(ctx, tx, id)
 			if err == nil && s == onceq.StateRunning {
 				return "running; its handler is told to stop with the next beat", nil
@@ -619,6 +625,7 @@ func (a *app) cancelCommand() *cobra.Command {
 			return s.String(), err
 		},
 		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+			f.KeepKeys = keep
 			cancelled, asked, err := a.q.CancelMany(ctx, a.pool, f)
 			return map[string]int{"cancelled": cancelled, "asked": asked}, err
 		},
@@ -627,9 +634,12 @@ func (a *app) cancelCommand() *cobra.Command {
 		},
 	}, "End jobs that are not finished", `cancel ends unfinished jobs. One that waits is cancelled at once. The handler of a running one is told with its worker's next beat, within
 10 s by default, and the job is cancelled unless it finishes first. Cancelled jobs stay in the history for a day at least, and redrive
-brings them back. Flags choose unfinished jobs in every state, and must name a queue, a kind or a scope.`,
+brings them back. The key of a job that no worker ever had is free at once; with --keep-keys it stays taken for its window, as the keys of
+the others do. Flags choose unfinished jobs in every state, and must name a queue, a kind or a scope.`,
 		`  onceq jobs cancel 4711
   onceq jobs cancel --kind newsletter --state waiting,delayed`)
+	cmd.Flags().BoolVar(&keep, "keep-keys", false, "keep the keys of jobs that never started taken for their windows too")
+	return cmd
 }
 
 func (a *app) retryCommand() *cobra.Command {

@@ -62,6 +62,7 @@ type walkFence struct {
 	payload  int         // 0: any counts as equal
 	lifetime int         // hours, or walkForever
 	finished int
+	again    bool // its job was cancelled before a claim had it, and the key is free at once
 	result   json.RawMessage
 }
 
@@ -90,6 +91,11 @@ type walk struct {
 func (w *walk) turn() int { w.turns++; return w.turns }
 
 func (f *walkFence) free(now int) bool {
+	return f.again || f.over(now)
+}
+
+// over says that the window of a key is over, so that a Reaper may remove it.
+func (f *walkFence) over(now int) bool {
 	return f.state.Finished() && f.lifetime != walkForever && f.finished+f.lifetime <= now
 }
 
@@ -407,6 +413,14 @@ func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
 	}
 }
 
+// stop cancels a job that nobody holds. Its key is free if no claim had the job, unless keys are to stay taken.
+func (w *walk) stop(j *walkJob, keep bool) {
+	w.end(j, onceq.StateCancelled, nil)
+	if f := w.keys[j.key]; j.key != "" && f.job == j.id {
+		f.again = j.claims == 0 && !keep
+	}
+}
+
 // again makes a job due at an hour. If its cancellation was requested, it is cancelled then.
 func (w *walk) again(j *walkJob, due int) {
 	j.leased, j.due, j.turn = false, due, w.turn()
@@ -511,13 +525,14 @@ func (w *walk) Cancel(t *rapid.T) {
 	default:
 		require.Equal(t, onceq.StateCancelled, got)
 		if stays {
-			w.end(j, onceq.StateCancelled, nil)
+			w.stop(j, false)
 		}
 	}
 }
 
 func (w *walk) CancelMany(t *rapid.T) {
 	f := onceq.Filter{Queue: w.queue, Kind: "other", States: rapid.SampledFrom([][]onceq.State{nil, {onceq.StateDelayed}, {onceq.StateRunning, onceq.StateRetrying}}).Draw(t, "states")}
+	f.KeepKeys = rapid.Bool().Draw(t, "keep keys")
 	var cancelled, asked []*walkJob
 	for _, j := range w.jobs {
 		switch seen := j.seen(w.now); {
@@ -540,7 +555,7 @@ func (w *walk) CancelMany(t *rapid.T) {
 		j.cancel = true
 	}
 	for _, j := range cancelled {
-		w.end(j, onceq.StateCancelled, nil)
+		w.stop(j, f.KeepKeys)
 	}
 }
 
@@ -590,7 +605,7 @@ func (w *walk) Redrive(t *rapid.T) {
 		w.keys[j.key] = &walkFence{job: id, kind: j.kind, state: onceq.StateWaiting, lifetime: 24}
 		w.tokens[j.key] = j.id<<20 | int64(j.claims) // nobody knows any more about a later job that had the key
 	default:
-		f.job, f.state, f.result = id, onceq.StateWaiting, nil
+		f.job, f.state, f.result, f.again = id, onceq.StateWaiting, nil, false
 	}
 }
 
@@ -598,7 +613,7 @@ func (w *walk) Reap(t *rapid.T) {
 	_, err := w.reaper.RunOnce(t.Context())
 	require.NoError(t, err)
 	for key, f := range w.keys {
-		if f.free(w.now - walkGrace) {
+		if f.over(w.now - walkGrace) {
 			delete(w.keys, key)
 		}
 	}

@@ -150,6 +150,11 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 			h.Trail = append(h.Trail, step{What: "accepted", Job: 4, Key: "tx/1", Work: "tx/1", Op: "6"})
 			h.Ends = append(h.Ends, end{Job: 4, Key: "tx/1", Work: "tx/1", Form: formTx, State: "dead"})
 		}, []string{vKey}},
+		"a second job for the key of one that was cancelled after it started": {func(h *history) {
+			h.Trail = append([]step{{What: "accepted", Job: 4, Key: "tx/1", Work: "tx/1", Op: "6"},
+				{What: "claimed", Job: 4, Key: "tx/1", Work: "tx/1", Token: 1}, {What: "gone", Job: 4, Key: "tx/1", Work: "tx/1"}}, h.Trail...)
+			h.Ends = append(h.Ends, end{Job: 4, Key: "tx/1", Work: "tx/1", Form: formTx, State: "cancelled"})
+		}, []string{vKey}},
 		"a second effect":                 {func(h *history) { h.Ledger = append(h.Ledger, h.Ledger[0]) }, []string{vEffect}},
 		"no effect":                       {func(h *history) { h.Ledger = h.Ledger[1:] }, []string{vEffect}},
 		"an effect of a job that is dead": {func(h *history) { h.Ends[2].State = "dead" }, []string{vEffect}},
@@ -268,6 +273,10 @@ func TestCheck_AllowsWhatIsRight(t *testing.T) {
 				}
 			}
 			h.Calls[6].Token, h.Calls[7].Token = 2, 3
+		},
+		"a second job for the key of one that was cancelled before it started": func(h *history) {
+			h.Trail = append([]step{{What: "accepted", Job: 4, Key: "tx/1", Work: "tx/1", Op: "6"}, {What: "gone", Job: 4, Key: "tx/1", Work: "tx/1"}}, h.Trail...)
+			h.Ends = append(h.Ends, end{Job: 4, Key: "tx/1", Work: "tx/1", Form: formTx, State: "cancelled"})
 		},
 		"an id was given out again": func(h *history) {
 			again := int64(jobB + 1)
