@@ -147,7 +147,8 @@ returning id;
 -- await.go: Event.read
 select coalesce(result::text, '') from onceq.job_fences f
  where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()));
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20);
 
 -- await.go: awaiting
 select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
@@ -489,11 +490,14 @@ event as (
     from ok where $2::text <> ''
   on conflict (key, scope, class) do update
      set state       = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) then f.state else 5 end,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) then f.state else 5 end,
          lifetime    = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) then f.lifetime else 0 end,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) then f.lifetime else 0 end,
          finished_at = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
   returning f.state = 3 as came, f.result
 ),
 mine as (
@@ -548,7 +552,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims::bigint), finished_at = statement_timestamp()
+     set state = 5, token = greatest(f.token, g.id << 20 | greatest(g.claims, $4::int)::bigint), finished_at = statement_timestamp()
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
@@ -602,7 +606,7 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims::bigint), finished_at = statement_timestamp()
+     set state = 5, token = greatest(f.token, g.id << 20 | greatest(g.claims, $4::int)::bigint), finished_at = statement_timestamp()
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
@@ -739,7 +743,7 @@ with gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims::bigint), finished_at = statement_timestamp()
+     set state = 5, token = greatest(f.token, g.id << 20 | greatest(g.claims, $2::int)::bigint), finished_at = statement_timestamp()
     from gone g
    where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
@@ -962,7 +966,8 @@ update onceq.job_fences f
        state = 0, created_at = statement_timestamp(), finished_at = null,
        lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
  where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
    and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
 
 -- citus.go: stampApart
@@ -985,7 +990,8 @@ with free as materialized (
            from onceq.job_fences f
           where f.class = 0 and f.scope = u.scope and f.key = u.key
             and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
             and f.token >> 20 < u.id and f.job_id < u.id
             for update) f
 )
@@ -2032,7 +2038,8 @@ free as materialized (
            from onceq.job_fences f
           where f.class = 0 and f.scope = i.scope and f.key = i.key
             and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp()))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
             and f.token >> 20 < i.id and f.job_id < i.id
             for update) f
 ),
@@ -2114,7 +2121,8 @@ select (select pg_catalog.array_agg(id) from input),
 
 -- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())),
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20),
        greatest(f.token >> 20, f.job_id), case when j.id is null and f.state = 0
             then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -2281,7 +2289,8 @@ select exists (select from ok), m.token, m.leased_until, m.created_at, m.identit
 -- fence.go: readFence
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())), false), statement_timestamp()
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20), false), statement_timestamp()
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
 
@@ -2306,7 +2315,8 @@ mine as (
               when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id)
                 from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from h.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true)) is null
               else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())) end
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) end
   returning f.token, f.leased_until, f.created_at, f.identity
 )
 select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
@@ -4687,7 +4697,8 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
          when 4 then 'dead' when 5 then 'cancelled' when 2 then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
        coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> 3 and (f.class <> 4 or f.state = 3) and ($1::text = '' or f.scope = $1::text)
@@ -5910,7 +5921,8 @@ with d as materialized (
 ),
 noted as (
   update onceq.job_fences f
-     set state = case when f.finished_at is null then f.state else 5 end, finished_at = statement_timestamp()
+     set state = case when f.finished_at is null then f.state else 5 end, finished_at = statement_timestamp(),
+         token = case when f.finished_at is null then f.token else f.token | 1::bigint end
    where f.ctid = any (array (select ctid from d)) and f.job_id is not null and (
            f.class = 3 and f.finished_at is null
            and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
@@ -6035,12 +6047,13 @@ h as materialized (
 ),
 mine as (
   update onceq.job_fences f
-     set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims::bigint), finished_at = null, result = null,
+     set state = 0, job_id = s.id, token = greatest(f.token >> 20 << 20, s.id << 20 | s.claims::bigint), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
    where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
      and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20))
   returning f.job_id
 ),
 absent as (

@@ -89,7 +89,7 @@ func TestViews(t *testing.T) {
 	require.Equal(t, []string{"a/b held", "sure completed", "unsure uncertain"}, lines(`select name || ' ' || state from onceq.v_effects order by name`))
 	require.Equal(t, []string{"default 1 1 1 1 1 1 1 1 true"}, lines(`
 		select concat_ws(' ', queue, waiting, running, retrying, delayed, dead, held, completed, cancelled, (oldest_due <= now())::text) from onceq.v_queues`))
-	require.Equal(t, []string{"cancelled cancelled true", "completed completed true", "dead dead true", "delayed queued", "held held", "retrying queued", "running queued", "waiting queued"},
+	require.Equal(t, []string{"cancelled cancelled false", "completed completed true", "dead dead true", "delayed queued", "held held", "retrying queued", "running queued", "waiting queued"},
 		lines(`select concat_ws(' ', key, state, (free_at > now())::text) from onceq.v_keys where class = 'job' order by key`))
 	require.NoError(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0].Complete(ctx, nil))
 

@@ -175,6 +175,8 @@ func (w *walk) drawJob(t *rapid.T, keys []string) onceq.Job {
 	}
 	if j.Key != "" {
 		j.Scope = w.queue // both kinds share it
+	} else {
+		j.Window = 0 // it would be refused
 	}
 	return j
 }
