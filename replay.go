@@ -58,8 +58,8 @@ func EffectTimeout(d time.Duration) EffectOption {
 //
 // What fn returns decides. After no error the effect is completed. After an error that is NotApplied, that error is
 // returned, and the effect runs again when the job does. After any other error, and after a time-out, a cancelled context
-// or a panic, nobody knows whether the effect happened: Once returns an *UncertainError, and the next run decides by
-// OnUncertain. Other errors of Once are *InFlightError (another run is doing the effect: returned from a handler it spends
+// or a panic, nobody knows whether the effect happened: Once returns an *UncertainError (a panic goes on once that is
+// recorded), and the next run decides by OnUncertain. Other errors of Once are *InFlightError (another run is doing the effect: returned from a handler it spends
 // no attempt), *HeldError (returned from a handler it makes the job StateHeld) and *LeaseError (the job's lease is lost and
 // fn was not called; or somebody ran the effect again before this success could be recorded).
 //
