@@ -165,18 +165,19 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
        / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
 
 // checkInParts reads what Check wants to know. The sequence comes last: an id that is in use was drawn before.
-func (q *Queue) checkInParts(ctx context.Context) (version, oldest int, encoding string, ahead bool, err error) {
+func (q *Queue) checkInParts(ctx context.Context) (version, oldest int, encoding string, ahead, lacks bool, err error) {
 	const tables = `
 select version, oldest_code, pg_catalog.current_setting('server_encoding'),
        greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
+                (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0),
+       ` + rowsLack + `
   from onceq.meta`
 	const sequence = `select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
 	var used, drawn int64
-	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &oldest, &encoding, &used)); err == nil {
+	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &oldest, &encoding, &used, &lacks)); err == nil {
 		err = q.send(ctx, q.pool, checking, sequence, nil, row(&drawn))
 	}
-	return version, oldest, encoding, drawn >= used, err
+	return version, oldest, encoding, drawn >= used, lacks, err
 }
 
 // withClock makes the time a column of a subquery in an update of one fence: Citus then does not see it as a function.

@@ -209,6 +209,9 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping boo
 			if err := a.sweep(); err != nil {
 				return err
 			}
+			if err := a.send(lacksRows, nil, row(&did.lacks)); err != nil {
+				return err
+			}
 		}
 		if err := a.send(lockApart, []any{from}, row(&slots, &due, &mine, &next, &did.families, &now)); err != nil {
 			return err

@@ -622,7 +622,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 		if c.holdsBack {
 			wait = min(wait, later(c.pauses.at.Add(pausedLook), c.looks.notAgain).Sub(now))
 		}
-		if !c.rescans.known {
+		if c.rescans.known.IsZero() {
 			wait = min(wait, rescanEvery)
 		}
 		wait = min(wait, passOn)

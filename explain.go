@@ -34,6 +34,7 @@ const (
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time, or a few: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
 	CauseBehind      Cause = "behind"       // other due jobs come first: Before
+	CauseRows        Cause = "rows_missing" // rows of onceq's tables are missing without which no lane, limit or group goes on
 	CauseSnapshot    Cause = "snapshot"     // an old transaction makes claims slow
 	CauseReady       Cause = "ready"        // nothing is in its way, as far as the tables say. Running: jobs of other queues, which may have the connections
 	CauseRunning     Cause = "running"      // Worker, Session, Since, Beat, Until
@@ -482,6 +483,13 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 	}
 	if locked {
 		x.lock = &lock
+	}
+	var lacks bool
+	if err = x.q.queryRow(ctx, x.db, lacksRows, nil, &lacks); err != nil {
+		return false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	if lacks {
+		x.e.add(Reason{Cause: CauseRows, Text: linesLack, Advice: linesBack})
 	}
 	switch j.WaitsFor {
 	case "jobs":

@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -538,6 +539,50 @@ select minute from onceq.job_counts
 		f := Finding{What: "reaper", Since: minute.Add(countsKept), Advice: "run a Reaper in one of the application's processes (NewReaper): without one the tables grow"}
 		f.Detail = "no Reaper has run since " + stamp(f.Since) + " or before: what workers counted until then is still there"
 		x.found = append(x.found, f)
+		return nil
+	})
+}
+
+// What is said of the rows that lanes, limits and groups need (rowsLack).
+const (
+	linesLack = "rows of lane_locks or lane_calls are missing, without which no lane, limit or group goes on"
+	linesBack = "somebody has emptied the tables, or copied them without data; Queue.Check puts the rows back, as " +
+		"each worker does when it starts, and within seconds while it has lanes to look at; its log says if it cannot"
+)
+
+// metaLacks says that the row of meta is missing, and what puts it back.
+func metaLacks(q *Queue) Finding {
+	return Finding{
+		What: "missing_rows", Severe: true,
+		Detail: fmt.Sprintf("the table meta of schema %q is empty: somebody has emptied the tables, or copied them "+
+			"without data", q.schema),
+		Advice: fmt.Sprintf("if the tables are of version %d, put its row back as the role that ran the migrations: "+
+			"insert into %s (version) values (%[1]d); its column installation is part of each idempotency key that "+
+			"goes to a provider: if calls of unknown outcome went out from here, set it to what a backup has, or "+
+			"else call NewInstallation", SchemaVersion, q.sql("onceq.meta")),
+	}
+}
+
+// noMeta is the same as an error.
+func noMeta(q *Queue) error {
+	f := metaLacks(q)
+	return errors.New("onceq: " + f.Detail + "; " + f.Advice)
+}
+
+// rows looks for the rows that migrations insert and that nothing deletes.
+func (x *examination) rows(ctx context.Context) error {
+	const read = `select exists (select from onceq.meta), ` + rowsLack
+	return x.each(ctx, read, nil, func(rows pgx.Rows) error {
+		var meta, lacks bool
+		if err := rows.Scan(&meta, &lacks); err != nil {
+			return err
+		}
+		if !meta {
+			x.found = append(x.found, metaLacks(x.q))
+		}
+		if lacks {
+			x.found = append(x.found, Finding{What: "missing_rows", Severe: true, Detail: linesLack, Advice: linesBack})
+		}
 		return nil
 	})
 }

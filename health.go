@@ -49,6 +49,7 @@ var findingNames = [...]string{
 	"lane",                 // one that stands still
 	"limit",                // one that stands still, or that nobody has set
 	"lock",                 // a session that keeps others from the tables
+	"missing_rows",         // rows that are always there, of tables that somebody has emptied
 	"paused",               // a queue or kind that somebody may have forgotten
 	"pool",                 // a worker that waits for connections
 	"prepared_transaction", // an old one
@@ -101,7 +102,7 @@ func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueS
 	}
 	var unanswered error
 	for _, look := range []func(context.Context) error{
-		x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.unset, x.slow, x.hangs, x.groups, x.calls,
+		x.rows, x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.unset, x.slow, x.hangs, x.groups, x.calls,
 		x.reaper,
 	} {
 		switch err := x.within(ctx, look); {

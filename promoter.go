@@ -153,6 +153,7 @@ type promoted struct {
 	next     time.Duration // until the next call is due; 0: there is none
 	more     bool          // there may be calls that were due long ago
 	families bool          // a whole family of lanes has to be looked at
+	lacks    bool          // rows are missing that are always there (rowsLack)
 	cancel   []int64       // jobs that are to be cancelled, because another one that they wait for is dead
 }
 
@@ -529,6 +530,13 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	if err := p.q.cancelFollowers(ctx, p.db, did.cancel); err != nil {
 		return did, err
 	}
+	if did.lacks {
+		if err := putBack(ctx, p.q, p.db); err != nil {
+			return did, err
+		}
+		did.calls++ // look again, for all calls
+		p.called(true)
+	}
 	if full {
 		p.rescan = began.Add(min(max(promoteRescan, 20*time.Since(began)), promoteLate))
 	}
@@ -629,6 +637,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	})
 	if sweeping {
 		batch.Queue(p.q.sql(sweepMembers))
+		batch.Queue(p.q.sql(lacksRows)).Query(row(&did.lacks))
 	}
 	part.locked, part.due, part.lane = false, 0, ""
 	batch.Queue(p.q.sql(lockCalls), from).Query(func(rows pgx.Rows) error {

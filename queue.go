@@ -142,23 +142,29 @@ func (q *Queue) Logger() *slog.Logger { return q.log }
 // Check returns nil if the schema exists and this code works with its tables: their version is MinSchemaVersion or later,
 // and they allow code of SchemaVersion. Otherwise the error is a *SchemaError that says which of the two to update. It is
 // ErrIDTaken if the sequence of ids is behind ids in use, by live jobs, the history or keys; it looks at no more than
-// 100,000 keys. Check changes nothing: migrations never run by themselves.
+// 100,000 keys.
+//
+// Check also looks for the rows that are always there, which somebody may have deleted: a suite of tests that
+// empties all tables, a copy without data. It puts back those that lanes, limits and groups need, with a
+// warning in the log. The row of the table meta it does not, because only a person knows which installation
+// this is: the error has the statement. Check changes nothing else: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
 	const read = `
 select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('citus.version', true) is not null,
        coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                     (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
+                     (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0),
+       ` + rowsLack + `
   from onceq.meta`
 	var version, oldest int
 	var encoding string
-	var citus, ahead bool
-	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &oldest, &encoding, &citus, &ahead))
+	var citus, ahead, lacks bool
+	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &oldest, &encoding, &citus, &ahead, &lacks))
 	if err == nil {
 		q.learn(citus)
 	} else if noTables(err) {
 		if citus, _ := q.onCitus(ctx, q.pool); citus {
-			version, oldest, encoding, ahead, err = q.checkInParts(ctx)
+			version, oldest, encoding, ahead, lacks, err = q.checkInParts(ctx)
 		}
 	} else if sqlstate.Of(err) == "0A000" {
 		var standby bool
@@ -169,6 +175,8 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_c
 	switch {
 	case noTables(err):
 		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
+	case errors.Is(err, pgx.ErrNoRows):
+		return noMeta(q)
 	case err != nil:
 		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.schema, err)
 	case version < MinSchemaVersion || oldest > SchemaVersion:
@@ -177,6 +185,57 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_c
 		return fmt.Errorf("onceq: the database's encoding is %s; onceq needs UTF8, so that no text fails to convert in the middle of a transaction", encoding)
 	case !ahead:
 		return ErrIDTaken
+	case lacks:
+		return putBack(ctx, q, q.pool)
+	}
+	return nil
+}
+
+// rowsLack says whether rows are missing that the migrations insert and that nothing deletes: those of
+// lane_locks, without which no promoter lets a job go on, and the row of lane_calls that stands for all lanes.
+const rowsLack = `(select l.n < 16 or c.n = 0
+          from (select count(*) as n from onceq.lane_locks) l
+         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)`
+
+const lacksRows = `select ` + rowsLack
+
+// putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from then
+// on each one locks them before it does. The call is looked for under the lock of all, so that there is one.
+func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool) error {
+	const (
+		locks  = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
+		called = `select count(*) from onceq.lane_calls where slot = -1 and lane = ''`
+		call   = `insert into onceq.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '')`
+	)
+	var put int64
+	insert := func(db DB, statement string) error {
+		tag, err := db.Exec(ctx, q.sql(statement))
+		put += tag.RowsAffected()
+		return err
+	}
+	err := atomically(ctx, pool, checking, func(db DB) error {
+		var calls int
+		err := insert(db, locks)
+		if err == nil {
+			err = q.queryRow(ctx, db, lockLanes, nil, nil)
+		}
+		if err == nil {
+			err = q.queryRow(ctx, db, called, nil, &calls)
+		}
+		if err == nil && calls == 0 {
+			err = insert(db, call)
+		}
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("onceq: putting back rows of schema %q: %w", q.schema, err)
+	case err != nil: // it is not the error of what the caller wants to do
+		return fmt.Errorf("onceq: %s, and could not be put back: %v; a role that may write there does it with: %s; %s",
+			linesLack, err, q.sql(locks), q.sql(call))
+	case put > 0:
+		q.log.Warn("onceq: "+linesLack+"; they were put back; leave these tables out where you empty tables (testing.md)",
+			slog.String("schema", q.schema), slog.Int64("rows", put))
 	}
 	return nil
 }
@@ -210,7 +269,11 @@ select count(*) from held`
 		if err := q.queryRow(ctx, db, `select gen_random_uuid()::text`, nil, &id); err != nil {
 			return err
 		}
-		if err := q.queryRow(ctx, db, `update onceq.meta set installation = $1::uuid returning null`, []any{id}, nil); err != nil {
+		const renew = `update onceq.meta set installation = $1::uuid returning null`
+		switch err := q.queryRow(ctx, db, renew, []any{id}, nil); {
+		case errors.Is(err, pgx.ErrNoRows):
+			return noMeta(q)
+		case err != nil:
 			return err
 		}
 		if err := q.queryRow(ctx, db, busy, nil, &leases, &workers); err != nil {
@@ -236,7 +299,10 @@ func (q *Queue) identify(ctx context.Context, db DB) error {
 	const read = `select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta`
 	var id string
 	var citus bool
-	if err := q.queryRow(ctx, db, read, nil, &id, &citus); err != nil {
+	switch err := q.queryRow(ctx, db, read, nil, &id, &citus); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return noMeta(q)
+	case err != nil:
 		return fmt.Errorf("onceq: reading schema %q: %w", q.schema, err)
 	}
 	q.learn(citus)

@@ -18,7 +18,7 @@ import (
 // What a rescan finds is for the worker that does it, so one without a free handler leaves the turn to others. Where no worker has
 // one, the rescan is rarer: what it finds has to wait anyway, and who has a free handler again rescans within a second or two.
 type rescans struct {
-	known   bool             // the table queues has this worker's queues
+	known   time.Time        // when the table queues was last made to have this worker's queues; zero: it may not
 	asked   time.Time        // when this worker looked whether any job is due, or counts as having looked
 	looks   [2]time.Duration // what the latest two looks took that said in which queues any job is due
 	pages   [2]time.Duration // what the glances and pages of the latest two rescans took, without the waits between them
@@ -162,7 +162,7 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 		f.seeRoom(taken)
 	}
 	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused })
-	if r.known {
+	if !r.known.IsZero() {
 		c.q.works(c.id, workRescan, "")
 		is := make(map[*feed]bool, len(behind))
 		for _, f := range behind {
@@ -201,7 +201,7 @@ func (r *rescans) ended() {
 func (c *claimer) startRescan(ctx context.Context) bool {
 	r := &c.rescans
 	switch {
-	case !r.known && !time.Now().Before(r.notYet):
+	case r.known.IsZero() && !time.Now().Before(r.notYet):
 		c.makeKnown(ctx)
 		return true
 	case len(r.feeds) == 0:
@@ -258,7 +258,7 @@ func (c *claimer) makeKnown(ctx context.Context) {
 		err := c.q.send(ctx, c.db, hot, addQueues, []any{names(c.feeds)}, noRows)
 		return func() {
 			if c.rescanWorks(ctx, c.feeds, err) {
-				c.rescans.known = true
+				c.rescans.known = time.Now()
 			} else {
 				c.rescans.notYet = time.Now().Add(rescanEvery + rand.N(rescanEvery))
 			}
@@ -342,6 +342,9 @@ func (c *claimer) askForTurn(ctx context.Context) {
 		return func() {
 			c.rescanWorks(ctx, feeds, err)
 			r.granted, r.feeds = true, mine
+			if len(mine) == 0 && time.Since(r.known) > c.w.lease {
+				r.known = time.Time{} // others have the turn, or somebody has emptied the table
+			}
 			n := 0
 			for _, f := range mine {
 				if f.room.none {

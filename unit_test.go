@@ -589,7 +589,7 @@ func TestClaimer_RestsWhileNothingCanBeAnnounced(t *testing.T) {
 	c := newClaimer(w, 1, quick{}, nil)
 	c.listener, c.promoter = &listener{q: q}, &promoter{}
 	now := time.Now()
-	c.rescans.known, c.looks.at = true, now.Add(time.Second)
+	c.rescans.known, c.looks.at = now, now.Add(time.Second)
 	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now), "the next look is what it waits for")
 }
 
@@ -1710,7 +1710,7 @@ func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testi
 	c.listener = newListener(w, 1, nil, nil)
 	now := time.Now()
 	c.obey(&paused{at: now.Add(-time.Minute), queues: map[string]bool{DefaultQueue: true}})
-	c.rescans.known = true
+	c.rescans.known = time.Now()
 	c.looks.notAgain = now.Add(time.Second) // as after a look that failed
 	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now))
 }

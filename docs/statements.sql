@@ -759,7 +759,10 @@ select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
 -- citus.go: checkInParts.tables
 select version, oldest_code, pg_catalog.current_setting('server_encoding'),
        greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+                (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0),
+       (select l.n < 16 or c.n = 0
+          from (select count(*) as n from onceq.lane_locks) l
+         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)
   from onceq.meta;
 
 -- citus.go: claimApart
@@ -2488,6 +2491,11 @@ select minute from onceq.job_counts
  where minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1;
+
+-- findings.go: rows.read
+select exists (select from onceq.meta), (select l.n < 16 or c.n = 0
+          from (select count(*) as n from onceq.lane_locks) l
+         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c);
 
 -- finish.go: completeJobs
 with u as materialized (
@@ -5683,7 +5691,10 @@ select 1;
 select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('citus.version', true) is not null,
        coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                     (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+                     (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0),
+       (select l.n < 16 or c.n = 0
+          from (select count(*) as n from onceq.lane_locks) l
+         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)
   from onceq.meta;
 
 -- queue.go: Check
@@ -5703,14 +5714,28 @@ with held as (
 )
 select count(*) from held;
 
+-- queue.go: NewInstallation.renew
+update onceq.meta set installation = $1::uuid returning null;
+
 -- queue.go: NewInstallation
 select gen_random_uuid()::text;
 
--- queue.go: NewInstallation
-update onceq.meta set installation = $1::uuid returning null;
-
 -- queue.go: identify.read
 select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta;
+
+-- queue.go: lacksRows
+select (select l.n < 16 or c.n = 0
+          from (select count(*) as n from onceq.lane_locks) l
+         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c);
+
+-- queue.go: putBack.called
+select count(*) from onceq.lane_calls where slot = -1 and lane = '';
+
+-- queue.go: putBack.call
+insert into onceq.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '');
+
+-- queue.go: putBack.locks
+insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
 
 -- rate.go: lockLine
 select slot from onceq.lane_locks where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint for update;

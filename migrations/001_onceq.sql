@@ -26,7 +26,8 @@
 --                that is not one at a time. Queue.SetLaneLimit and SetLimit write it.
 --   limit_rates  One row for each limit with a rate that has been used: how much of it. Promoters write it for each batch of
 --                jobs to which they give slots, and workers for jobs that missed theirs.
---   lane_locks   A fixed number of rows. A promoter locks one before it counts the jobs of the lanes that belong to it.
+--   lane_locks   A fixed number of rows. A promoter locks one before it counts the jobs of the lanes that belong to it. Queue.Check
+--                and promoters put back those that are missing.
 --   job_fences   One row for each taken key: of a job, of an effect of a job (Once), of the application (Do, Fence), of a
 --                client's request, or of an event (Emit). Taking the key inserts it, and finishing the work updates it. Duplicates
 --                read their answer from it. The Reaper deletes it, a grace time after its window.

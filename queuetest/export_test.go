@@ -2,6 +2,7 @@ package queuetest
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -52,3 +53,6 @@ func Admin(t *testing.T, found *pgserver.Server) (tag string, admin func(context
 	require.NoError(t, err)
 	return s.tag, s.admin
 }
+
+// Emptied are the tables that Empty empties whole.
+func Emptied() []string { return slices.Clone(emptied) }

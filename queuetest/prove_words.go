@@ -50,6 +50,7 @@ var onceqs = []struct {
 	part, words string
 	role        role
 }{
+	{"server_encoding", "onceq's check of its schema", roleSkip},
 	{"onceq.follow(", "onceq's promotion of jobs that wait", rolePromote},
 	{"pg_catalog.set_config('onceq_lanes.slots'", "onceq's look for calls", roleSkip},
 	{"from onceq.job_members where not told", "onceq's look for the ends of members", roleSkip},
@@ -62,7 +63,6 @@ var onceqs = []struct {
 	{"claims = least(j.claims + 1", "onceq's claim", roleClaim},
 	{"select pg_catalog.array_agg(j.id) filter", "onceq's rescan", roleSkip},
 	{"installation::text", "onceq's reading of its installation's id", roleSkip},
-	{"server_encoding", "onceq's check of its schema", roleSkip},
 	{"coalesce(pg_catalog.pg_xact_status($2::text", "onceq's check whether the commit happened", roleOnceq},
 	{"case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOpen},
 	{"delete from onceq.jobs", "onceq's completion", roleFinish},

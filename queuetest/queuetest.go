@@ -13,7 +13,7 @@
 //
 // [RequireEnqueued] looks for the job that code under test has enqueued, in its transaction too. [Setup] makes the
 // application's own tables once for all tests. [DB.RunOne] and [DB.Drain] run handlers. [DB.DeliverTwice] and [DB.Race] imitate a redelivery and a second worker.
-// [DB.Advance] and [DB.ExpireLease] move time in the database. [Prove] kills, freezes and cuts off a handler's process
+// [DB.Advance] and [DB.ExpireLease] move time in the database. [Empty] is for tests that share a database. [Prove] kills, freezes and cuts off a handler's process
 // at every possible step.
 //
 // queuetest uses the first server that it finds, in this order: the one of ONCEQ_TEST_DATABASE_URL (with a role that

@@ -292,6 +292,7 @@ func (x *examination) tables(ctx context.Context) error {
 	case state(err) == "42501":
 		x.rights(err)
 		return errNoTables
+	case err != nil && slices.ContainsFunc(x.found, func(f finding) bool { return f.What == "missing_rows" }): // it is named
 	case err != nil:
 		return err
 	default:
@@ -408,6 +409,8 @@ func advice(f onceq.Finding) string {
 	case f.What == "failing":
 		return fmt.Sprintf("%s lists them; when the cause is mended, onceq jobs retry --kind %s runs what waits for its next attempt now, and onceq jobs redrive --kind %s what is dead",
 			"onceq jobs list --state retrying,dead --kind "+quoteArg(f.Kind), quoteArg(f.Kind), quoteArg(f.Kind))
+	case f.What == "missing_rows" && strings.Contains(f.Detail, "lane_locks"):
+		return "onceq check puts them back, as each worker does when it starts"
 	case f.What == "slow_limit":
 		return "onceq limits set raises it, if what it protects bears more; onceq actions may say who set it; onceq limits list"
 	case f.What == "hang":

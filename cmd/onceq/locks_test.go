@@ -89,6 +89,29 @@ select n::bigint << 32, 60000000, now() - interval '2 hours', now() - ago * inte
 	require.Empty(t, workers())
 }
 
+// Rows that are always there, and that somebody has deleted: doctor names them, and puts back those of lanes.
+func TestDoctor_RowsThatAreMissing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	_, err := db.Pool.Exec(t.Context(), `delete from onceq.lane_locks`)
+	require.NoError(t, err)
+	a := do(t, db.URL, "doctor")
+	require.Equal(t, codeFindings, a.code)
+	require.Contains(t, a.out, "bad      missing_rows: rows of lane_locks or lane_calls are missing")
+	require.Contains(t, a.out, "onceq check puts them back")
+	require.NotContains(t, do(t, db.URL, "doctor").out, "missing_rows")
+	_, err = db.Pool.Exec(t.Context(), `delete from onceq.meta`)
+	require.NoError(t, err)
+	a = do(t, db.URL, "doctor")
+	require.Contains(t, a.out, `bad      missing_rows: the table meta of schema "onceq" is empty`)
+	require.Contains(t, a.out, `insert into onceq.meta (version) values (1)`)
+	a = do(t, db.URL, "check")
+	require.Contains(t, a.err, `insert into onceq.meta (version) values (1)`)
+	_, err = db.Pool.Exec(t.Context(), `insert into onceq.meta (version) values (1)`)
+	require.NoError(t, err)
+	fine(t, db.URL, "check")
+}
+
 // A limit that no job has may have its name spelt wrong.
 func TestLimitsSet_OfANameThatNobodyUses(t *testing.T) {
 	t.Parallel()
