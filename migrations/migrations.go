@@ -9,7 +9,7 @@
 //
 // [Up] creates the schema and brings it to the newest version. It may be called at every start, and by many processes at
 // the same time. The role needs CREATE on the schema, and CREATE on the database if the schema is missing. The
-// application's own role needs neither: see [Grants].
+// application's own role needs neither, and may call Up where there is nothing to do: see [Grants].
 //
 // # With tern's command line
 //
@@ -49,6 +49,7 @@
 package migrations
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -109,20 +110,29 @@ var ErrInTransaction = errors.New("migrations: the connection has an open transa
 // Up changes nothing in a schema that is newer than this package. If that schema still works with this release,
 // as in the middle of a deploy or after a rollback of the code, there is nothing to do; otherwise the error is a
 // *VersionError.
+//
+// Where there is nothing to do, a role with the rights of [Grants] is enough. Otherwise the error names the right that is missing.
 func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
+	_, err := Apply(ctx, conn, schema)
+	return err
+}
+
+// Apply is Up, and returns the migrations that this call has applied, in order and without their SQL; also with an error, those that stay.
+// Of several calls at the same time each returns its own.
+func Apply(ctx context.Context, conn *pgx.Conn, schema string) (applied []Migration, err error) {
 	steps, err := load(schema)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if conn.PgConn().TxStatus() != 'I' {
-		return ErrInTransaction
+		return nil, ErrInTransaction
 	}
 	return upTo(ctx, conn, schema, steps)
 }
 
-func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) error {
+func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) (applied []Migration, err error) {
 	for try := 0; ; {
-		done, err := step(ctx, conn, schema, steps, try)
+		did, err := step(ctx, conn, schema, steps, try)
 		if errors.As(err, new(*lockError)) {
 			try++
 			select {
@@ -132,14 +142,15 @@ func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 			}
 		}
 		if err != nil && try > 0 {
-			return fmt.Errorf("migrations: schema %q: %w (transactions had its tables locked at %d tries: look for long ones in pg_stat_activity, or give Up more time)", schema, err, try)
+			return applied, fmt.Errorf("migrations: schema %q: %w (transactions had its tables locked at %d tries: look for long ones in pg_stat_activity, or give Up more time)", schema, err, try)
 		}
 		if err != nil {
-			return fmt.Errorf("migrations: schema %q: %w", schema, err)
+			return applied, fmt.Errorf("migrations: schema %q: %w", schema, err)
 		}
-		if done {
-			return nil
+		if did == nil {
+			return applied, nil
 		}
+		applied = append(applied, Migration{Version: did.Version, Name: did.Name})
 		try = 0
 	}
 }
@@ -157,81 +168,146 @@ const lockRest = 200 * time.Millisecond
 const lockPatience = `
 select pg_catalog.set_config('lock_timeout', greatest(1, setting::float8 / 10::float8 * 1.2::float8 ^ $1::int::float8)::int::text, true) from pg_settings where name = 'deadlock_timeout'`
 
-// lookup says whether the schema and its version table exist: one row with two booleans. It reads only catalogs, which
-// every role may read.
-const lookup = `
-select
-  exists (select from pg_catalog.pg_namespace where nspname = $1),
-  exists (
-    select
-    from pg_catalog.pg_class c
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-    where n.nspname = $1 and c.relname = 'schema_version'
-  )`
+// place is what is known of a schema and of the session's role there.
+type place struct {
+	schema    string // quoted
+	hasSchema bool
+	hasTable  bool // schema_version
+	hasMeta   bool
+	mayRead   bool // schema_version
+	mayCreate bool // in the schema, or the schema itself if it is missing
+	owns      bool // schema_version, as a member of its owner too; true if it is missing
+	owner     string
+	role      string
+	database  string
+}
 
-// step runs the next migration, or reports that there is none to run. Other processes wait for its lock, and read the
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// look reads that from catalogs, which every role may read.
+func look(ctx context.Context, db querier, schema string) (p place, err error) {
+	const read = `
+select n.oid is not null, c.oid is not null, m.oid is not null, coalesce(pg_catalog.has_table_privilege(c.oid, 'select'), false),
+       case when n.oid is null then pg_catalog.has_database_privilege(current_database(), 'create')
+            else pg_catalog.has_schema_privilege(n.oid, 'create') end,
+       coalesce(pg_catalog.pg_has_role(c.relowner, 'usage'), true), coalesce(pg_catalog.pg_get_userbyid(c.relowner)::text, ''),
+       current_user::text, current_database()::text
+  from (values (1)) one
+  left join pg_catalog.pg_namespace n on n.nspname = $1
+  left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = 'schema_version'
+  left join pg_catalog.pg_class m on m.relnamespace = n.oid and m.relname = 'meta'`
+	p.schema = pgx.Identifier{schema}.Sanitize()
+	err = db.QueryRow(ctx, read, schema).
+		Scan(&p.hasSchema, &p.hasTable, &p.hasMeta, &p.mayRead, &p.mayCreate, &p.owns, &p.owner, &p.role, &p.database)
+	return p, err
+}
+
+// version reads the version that Up or tern has noted; 0 if neither has. The role of an application may not read their table,
+// and finds the version in meta.
+func (p *place) version(ctx context.Context, db querier) (version int, err error) {
+	table := "schema_version"
+	switch {
+	case !p.hasTable:
+		return 0, nil
+	case !p.mayRead && !p.hasMeta:
+		return 0, nil
+	case !p.mayRead:
+		table = "meta"
+	}
+	err = db.QueryRow(ctx, "select version from "+p.schema+"."+table).Scan(&version)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, fmt.Errorf("%s is empty: somebody has emptied the tables; if they are of version %d, as their owner: insert into %s.%s (version) values (%[2]d)",
+			table, Version, p.schema, table)
+	case err != nil:
+		return 0, fmt.Errorf("read %s: %w", table, err)
+	}
+	return version, nil
+}
+
+// rights names the right that the role lacks for a migration.
+func (p *place) rights() error {
+	role := pgx.Identifier{p.role}.Sanitize()
+	switch {
+	case !p.owns:
+		return fmt.Errorf("the tables belong to role %q, and only it or a member of it may migrate them; this is role %q", p.owner, p.role)
+	case p.mayCreate:
+		return nil
+	case p.hasSchema:
+		return fmt.Errorf("there is a migration to apply, and role %q lacks CREATE on the schema; as its owner: grant create on schema %s to %s",
+			p.role, p.schema, role)
+	}
+	database := pgx.Identifier{p.database}.Sanitize()
+	return fmt.Errorf("create the schema: role %q lacks CREATE on the database; as its owner: grant create on database %s to %s, or: create schema %s authorization %[3]s",
+		p.role, database, role, p.schema)
+}
+
+// step applies the next migration and returns it, or nil if there is none to apply. Other processes wait for its lock, and read the
 // version after that.
-func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration, try int) (done bool, err error) {
+func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration, try int) (did *Migration, err error) {
 	tx, err := begin(ctx, conn)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
 
-	ident := pgx.Identifier{schema}.Sanitize()
-	table := ident + ".schema_version"
-	var hasSchema, hasTable bool
-	if err := tx.QueryRow(ctx, lookup, schema).Scan(&hasSchema, &hasTable); err != nil {
-		return false, err
+	p, err := look(ctx, tx, schema)
+	if err != nil {
+		return nil, err
 	}
-	if !hasSchema {
-		if _, err := tx.Exec(ctx, "create schema "+ident); err != nil {
-			return false, fmt.Errorf("create the schema: %w", err)
-		}
-	}
-	version := 0
-	if hasTable {
-		if err := tx.QueryRow(ctx, "select version from "+table).Scan(&version); err != nil {
-			return false, fmt.Errorf("read schema_version: %w", err)
-		}
-	} else {
-		for _, command := range []string{"create table " + table + " (version integer not null primary key)", "insert into " + table + " values (0)"} {
-			if _, err := tx.Exec(ctx, command); err != nil {
-				return false, fmt.Errorf("create schema_version: %w", err)
-			}
-		}
+	version, err := p.version(ctx, tx)
+	if err != nil {
+		return nil, err
 	}
 	if version > len(steps) {
 		oldest := version
-		if err := tx.QueryRow(ctx, "select oldest_code from "+ident+".meta").Scan(&oldest); err != nil {
-			return false, fmt.Errorf("read meta: %w", err)
+		if err := tx.QueryRow(ctx, "select oldest_code from "+p.schema+".meta").Scan(&oldest); err != nil {
+			return nil, fmt.Errorf("read meta: %w", err)
 		}
 		if oldest > len(steps) {
-			return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
+			return nil, &VersionError{Schema: schema, Database: version, Code: len(steps)}
 		}
 	}
 	if version >= len(steps) {
-		return true, tx.Commit(ctx)
+		return nil, tx.Commit(ctx)
 	}
 
-	if version > 0 {
-		if _, err := tx.Exec(ctx, lockPatience, min(try, 25)); err != nil { // 1.2^25 is a hundred
-			return false, fmt.Errorf("set lock_timeout: %w", err)
+	if err := p.rights(); err != nil {
+		return nil, err
+	}
+	table := p.schema + ".schema_version"
+	if !p.hasSchema {
+		if _, err := tx.Exec(ctx, "create schema "+p.schema); err != nil {
+			return nil, fmt.Errorf("create the schema: %w", err)
 		}
 	}
-	next := steps[version]
+	if !p.hasTable {
+		for _, command := range []string{"create table " + table + " (version integer not null primary key)", "insert into " + table + " values (0)"} {
+			if _, err := tx.Exec(ctx, command); err != nil {
+				return nil, fmt.Errorf("create schema_version: %w", err)
+			}
+		}
+	}
+	if version > 0 {
+		if _, err := tx.Exec(ctx, lockPatience, min(try, 25)); err != nil { // 1.2^25 is a hundred
+			return nil, fmt.Errorf("set lock_timeout: %w", err)
+		}
+	}
+	next := &steps[version]
 	for _, command := range commands(next.Up) {
 		if _, err := tx.Exec(ctx, command); err != nil {
 			if state := sqlstate.Of(err); version > 0 && (state == "55P03" || state == "40P01") {
 				err = &lockError{err}
 			}
-			return false, fmt.Errorf("%s: %w", next.Name, err)
+			return nil, fmt.Errorf("%s: %w", next.Name, err)
 		}
 	}
 	if _, err := tx.Exec(ctx, "update "+table+" set version = $1", next.Version); err != nil {
-		return false, fmt.Errorf("write schema_version: %w", err)
+		return nil, fmt.Errorf("write schema_version: %w", err)
 	}
-	return false, tx.Commit(ctx)
+	return next, tx.Commit(ctx)
 }
 
 // Current returns the version to which Up, or tern, has brought a schema; 0 if neither has worked there. It knows nothing of
@@ -240,9 +316,9 @@ func Current(ctx context.Context, conn *pgx.Conn, schema string) (version int, e
 	if err := checkName(schema); err != nil {
 		return 0, err
 	}
-	var hasSchema, hasTable bool
-	if err = conn.QueryRow(ctx, lookup, schema).Scan(&hasSchema, &hasTable); err == nil && hasTable {
-		err = conn.QueryRow(ctx, "select version from "+pgx.Identifier{schema}.Sanitize()+".schema_version").Scan(&version)
+	p, err := look(ctx, conn, schema)
+	if err == nil {
+		version, err = p.version(ctx, conn)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("migrations: schema %q: %w", schema, err)
@@ -290,6 +366,9 @@ func stepDown(ctx context.Context, conn *pgx.Conn, schema string, steps []Migrat
 		return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
 	case version <= to:
 		return true, nil
+	}
+	if p, err := look(ctx, tx, schema); err != nil || !p.owns {
+		return false, cmp.Or(err, p.rights())
 	}
 	last := steps[version-1]
 	for _, command := range commands(last.Down) {

@@ -126,11 +126,17 @@ func TestUpConcurrently(t *testing.T) {
 		conns[i] = connect(t, db)
 	}
 	var wg sync.WaitGroup
-	for _, conn := range conns {
-		wg.Go(func() { assert.NoError(t, migrations.Up(t.Context(), conn, "onceq")) })
+	applied := make([][]migrations.Migration, len(conns))
+	for i, conn := range conns {
+		wg.Go(func() {
+			var err error
+			applied[i], err = migrations.Apply(t.Context(), conn, "onceq")
+			assert.NoError(t, err)
+		})
 	}
 	wg.Wait()
 	require.Equal(t, migrations.Version, version(t, conns[0], "onceq"))
+	require.ElementsMatch(t, migrations.List(), slices.Concat(applied...), "each was applied by one")
 }
 
 func TestUpQuotedSchema(t *testing.T) {
@@ -225,6 +231,48 @@ func TestUpAsOwnerOfSchemaAlone(t *testing.T) {
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 	require.ErrorContains(t, migrations.Up(t.Context(), conn, "another"), "create the schema")
+}
+
+// A role that may not migrate learns that there is nothing to do, or which right it lacks.
+func TestUpWithoutRights(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	shop := role(t, conn, "shop")
+	as := func(role string, run func() error) error {
+		t.Helper()
+		exec(t, conn, "set role "+role)
+		defer exec(t, conn, "reset role")
+		return run()
+	}
+	up := func() error { return migrations.Up(t.Context(), conn, odd) }
+	schema := pgx.Identifier{odd}.Sanitize()
+	var database string
+	require.NoError(t, conn.QueryRow(t.Context(), "select quote_ident(current_database())").Scan(&database))
+	require.ErrorContains(t, as(shop, up), "create the schema: role "+shop+` lacks CREATE on the database; as its owner: grant create on database `+
+		pgx.Identifier{strings.Trim(database, `"`)}.Sanitize()+" to "+shop)
+	exec(t, conn, "create schema "+schema)
+	require.ErrorContains(t, as(shop, up), "role "+shop+" lacks CREATE on the schema; as its owner: grant create on schema "+schema+" to "+shop)
+	require.NoError(t, up())
+
+	exec(t, conn, migrations.Grants(odd, strings.Trim(shop, `"`)))
+	require.NoError(t, as(shop, up), "there is nothing to do")
+	require.NoError(t, as(shop, func() error {
+		v, err := migrations.Current(t.Context(), conn, odd)
+		require.Equal(t, migrations.Version, v)
+		return err
+	}))
+	var user string
+	require.NoError(t, conn.QueryRow(t.Context(), "select current_user").Scan(&user))
+	for _, change := range []func() error{
+		func() error { return migrations.UpToLater(t.Context(), conn, odd) }, func() error { return migrations.DownTo(t.Context(), conn, odd, 0) },
+	} {
+		require.ErrorContains(t, as(shop, change), fmt.Sprintf(`the tables belong to role %q, and only it or a member of it may migrate them; this is role %s`, user, shop))
+	}
+	require.NoError(t, migrations.UpToLater(t.Context(), conn, odd))
+	require.NoError(t, as(shop, up), "a newer schema")
+
+	exec(t, conn, "delete from "+schema+".schema_version")
+	require.ErrorContains(t, up(), fmt.Sprintf("schema_version is empty: somebody has emptied the tables; if they are of version %d, as their owner: insert into %s.schema_version (version) values (%[1]d)", migrations.Version, schema))
 }
 
 func TestUpOfNewerSchema(t *testing.T) {

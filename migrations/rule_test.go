@@ -18,7 +18,8 @@ func UpToLater(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err != nil {
 		return err
 	}
-	return upTo(ctx, conn, schema, steps)
+	_, err = upTo(ctx, conn, schema, steps)
+	return err
 }
 
 func DownFromLater(ctx context.Context, conn *pgx.Conn, schema string) error {

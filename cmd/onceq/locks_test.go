@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,6 +38,28 @@ func TestLocksOfOthers(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	fine(t, db.URL, "migrate", "up")
 	fine(t, db.URL, "reap")
+}
+
+// Of several that migrate at the same time one says that it did, and the others that there was nothing to do.
+func TestMigrateUp_SixAtOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema(), queuetest.NoMigrations())
+	said := make([]answer, 6)
+	var all sync.WaitGroup
+	for i := range said {
+		all.Go(func() { said[i] = do(t, db.URL, "migrate", "up") })
+	}
+	all.Wait()
+	did := 0
+	for _, a := range said {
+		require.Zero(t, a.code, a.err)
+		if a.out == "Schema \"onceq\" is at version 1 now; it was at 0.\n" {
+			did++
+			continue
+		}
+		require.Equal(t, "Schema \"onceq\" is at version 1 already.\n", a.out)
+	}
+	require.Equal(t, 1, did)
 }
 
 // Somebody has a table locked: doctor names the session first, and prints what it finds without that table.

@@ -86,28 +86,46 @@ workers would wait behind it. Run it again then. While another process migrates,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
-				before, err := migrations.Current(cmd.Context(), conn, a.schema)
+				ctx := cmd.Context()
+				if strange, err := a.anotherTool(ctx, conn); err != nil {
+					return err
+				} else if strange {
+					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: go on with that tool, which gets the SQL from onceq migrate sql", a.schema)}
+				}
+				applied, err := migrations.Apply(ctx, conn, a.schema)
 				if err != nil {
 					return err
 				}
-				if before == 0 && a.q.Check(cmd.Context()) == nil {
-					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: go on with that tool, which gets the SQL from onceq migrate sql", a.schema)}
-				}
-				if err := migrations.Up(cmd.Context(), conn, a.schema); err != nil {
+				version, err := migrations.Current(ctx, conn, a.schema)
+				if err != nil {
 					return err
 				}
-				if a.json {
-					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": max(before, migrations.Version)})
+				from := version
+				if len(applied) > 0 { // by this process: others may run at the same time
+					from, version = applied[0].Version-1, applied[len(applied)-1].Version
 				}
-				if before >= migrations.Version {
-					a.say("Schema %q is at version %d already.\n", a.schema, before)
-				} else {
-					a.say("Schema %q is at version %d now; it was at %d.\n", a.schema, migrations.Version, before)
+				switch {
+				case a.json:
+					return a.printJSON(map[string]any{"schema": a.schema, "from": from, "version": version})
+				case from == version:
+					a.say("Schema %q is at version %d already.\n", a.schema, version)
+				default:
+					a.say("Schema %q is at version %d now; it was at %d.\n", a.schema, version, from)
 				}
 				return nil
 			})
 		},
 	}
+}
+
+// anotherTool reports whether the tables are there although neither this command nor tern has noted a version.
+func (a *app) anotherTool(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	version, err := migrations.Current(ctx, conn, a.schema)
+	if err != nil || version > 0 || a.q.Check(ctx) != nil {
+		return false, err
+	}
+	version, err = migrations.Current(ctx, conn, a.schema) // another process may have made them just now
+	return version == 0, err
 }
 
 func (a *app) downCommand() *cobra.Command {
@@ -125,14 +143,18 @@ history. The schema itself stays. Stop all workers first.`,
 				return usagef("down to which version? Say --to 0 to remove everything")
 			}
 			return dried(a.withConn(ctx, func(conn *pgx.Conn) error {
+				if to < 0 || to > migrations.Version {
+					return usagef("--to is %d; 0 to %d is possible", to, migrations.Version)
+				}
+				strange, err := a.anotherTool(ctx, conn)
+				if err != nil {
+					return err
+				}
 				before, err := migrations.Current(ctx, conn, a.schema)
 				if err != nil {
 					return err
 				}
-				if to < 0 || to > migrations.Version {
-					return usagef("--to is %d; 0 to %d is possible", to, migrations.Version)
-				}
-				if before == 0 && a.q.Check(ctx) == nil {
+				if strange {
 					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: undo it with that tool", a.schema)}
 				}
 				if before <= to {
@@ -188,10 +210,6 @@ func (a *app) statusCommand() *cobra.Command {
 			return a.withConn(ctx, func(conn *pgx.Conn) error {
 				tool := "onceq or tern"
 				version, err := migrations.Current(ctx, conn, a.schema)
-				if state(err) == "42501" { // a worker's role may not read what the tool has noted
-					tool = "a migration tool"
-					version, err = a.tablesVersion(ctx)
-				}
 				if err != nil {
 					return err
 				}
