@@ -21,8 +21,6 @@ type beats struct {
 	ctx   context.Context // the outbox's: ends when Run has waited long enough
 	tasks *taskSet
 	watch *poolWatch
-
-	gaveUp func() // called when handlers were given up
 }
 
 // loop extends each lease a third of a lease after its claim or its latest extension, and ends what is lost or cancelled.
@@ -68,7 +66,7 @@ func (b *beats) once() {
 		b.leave(h, now)
 	}
 	if len(late) > 0 {
-		b.gaveUp()
+		b.tasks.stuckChanged()
 	}
 	// No beat has succeeded for a whole lease: the database may have given the jobs to others. This process's clock cannot
 	// prove that, but handlers that continue would probably work for nothing.

@@ -134,15 +134,20 @@ func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
 			})
 		}
 		s.worked.Add(int64(time.Since(began)))
+		back := false
 		if x.tasks.anyLate.Load() {
 			for _, t := range tasks {
-				x.q.late.Delete(t.lease.Token)
+				_, late := x.q.late.LoadAndDelete(t.lease.Token)
+				back = back || late
 			}
 		}
 		s.returned.Add(int64(len(tasks)))
 		s.busy.Add(-1)
 		if len(tasks) > 0 {
 			x.left(s, tasks)
+		}
+		if back {
+			x.tasks.stuckChanged()
 		}
 	}()
 	h := tasks[0].h

@@ -219,7 +219,7 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 	processConns.mu.Lock()
 	own := processConns.all[q.pool]
 	processConns.mu.Unlock()
-	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx}, gaveUp: func() {}}
+	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx, stuckChanged: func() {}}}
 	b.extend([]*task{{lease: l}})
 }
 

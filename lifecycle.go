@@ -57,7 +57,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
 	}
 	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, watch)
-	r.beats.gaveUp = r.presence.rouse
+	r.tasks.stuckChanged = r.presence.rouse
 	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
 	r.listener = newListener(w, id, own, r.woken)
 	r.claimer.listener = r.listener

@@ -205,7 +205,7 @@ func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, watch *poolWa
 	return p
 }
 
-// rouse has the row written at once, because a handler was given up.
+// rouse has the row written at once, because a handler was given up, or has returned after it was.
 func (p *presence) rouse() {
 	select {
 	case p.again <- struct{}{}:

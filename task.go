@@ -65,6 +65,8 @@ type taskSet struct {
 	anyLate atomic.Bool     // some handler was given up at some time; set by the beats
 	emptied func()          // called when the last one is removed; nil for Run
 
+	stuckChanged func() // called when handlers were given up, and when one of those has returned after all
+
 	mu  sync.Mutex      // guards all, and the fields of task that say so
 	all map[int64]*task // by token
 }

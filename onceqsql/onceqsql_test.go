@@ -29,6 +29,9 @@ func TestConformance(t *testing.T) {
 		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
+			if testing.Short() && mode != pgx.QueryExecModeCacheStatement {
+				t.Skip("make check runs it: the same in another query mode")
+			}
 			conformance.RunSQL(t, openStdlib, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
 		})
 	}

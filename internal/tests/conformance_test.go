@@ -25,6 +25,9 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name != "pool" {
+				long(t, "the same as on a pool")
+			}
 			conformance.Run(t, func(t *testing.T, db *queuetest.DB) conformance.Handles { return pgxHandles(t, db, outside) })
 		})
 	}

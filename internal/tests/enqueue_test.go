@@ -1066,7 +1066,7 @@ func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
 				}
 				backward := slices.Clone(forward)
 				slices.Reverse(backward)
-				for range 3 {
+				for range sized(1, 3) {
 					if expired {
 						_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, forward)
 						require.NoError(t, err)
@@ -1235,13 +1235,9 @@ func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 // enqEveryForm goes through every form of enqueueing and every answer.
 func enqEveryForm(t *testing.T, db *queuetest.DB) { conformance.EveryForm(t, db, db.Pool) }
 
-var enqModes = []pgx.QueryExecMode{
-	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-}
-
 func TestTrap_EnqueueInEveryQueryMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range enqModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			enqEveryForm(t, enqNew(t, queuetest.PoolConfig(func(c *pgxpool.Config) {

@@ -124,6 +124,7 @@ func TestFence_WorkInDoubtThatWasDoneIsNotRepeated(t *testing.T) {
 			} {
 				t.Run(fmt.Sprint(name, " ", asked, " ", window), func(t *testing.T) {
 					t.Parallel()
+					few(t, 4)
 					db := queuetest.New(t)
 					spec := onceq.FenceSpec{Key: "k", Window: window, Policy: onceq.Hold()}
 					f := fenceOf(t, db, spec)
@@ -240,8 +241,7 @@ func TestFence_TwoConcurrentClaimsGiveOneHolder(t *testing.T) {
 
 func TestTrapFencesInEveryQueryMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))

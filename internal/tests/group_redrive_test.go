@@ -123,6 +123,7 @@ func TestRedriveMany_AGroupKeepsItsRule(t *testing.T) {
 		for name, job := range ofFollowers {
 			t.Run(rule.String()+", "+name, func(t *testing.T) {
 				t.Parallel()
+				few(t, 3)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				require.NoError(t, q.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 1}))
@@ -221,6 +222,7 @@ func TestRedrive_AFollowerKeepsItsRule(t *testing.T) {
 					}
 					t.Run(fmt.Sprintf("%s, %s, %s, late %t", how, rule, name, late), func(t *testing.T) {
 						t.Parallel()
+						few(t, 4)
 						db := queuetest.New(t)
 						q := db.Queue
 						require.NoError(t, q.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 1}))
@@ -322,6 +324,7 @@ func TestRedrive_BeforeItsTime(t *testing.T) {
 		for _, many := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, many), func(t *testing.T) {
 				t.Parallel()
+				few(t, 3)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				job := job

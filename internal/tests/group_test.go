@@ -97,6 +97,7 @@ func TestGroup_RunsOnceWhenAllAreDone(t *testing.T) {
 		} {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
+				few(t, 4)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				jobs := make([]onceq.Job, n)

@@ -159,6 +159,7 @@ func TestLane_OneAtATimeInOrder(t *testing.T) {
 			for _, keyed := range []bool{false, true} {
 				t.Run(fmt.Sprint(how, ", ", what, ", keyed ", keyed), func(t *testing.T) {
 					t.Parallel()
+					few(t, 4)
 					db := queuetest.New(t)
 					var jobs []onceq.Job
 					want := make(map[int]int)
@@ -250,6 +251,7 @@ func TestLane_RetriesKeepTheirPlace(t *testing.T) {
 			for _, tx := range []bool{false, true} {
 				t.Run(fmt.Sprint("overtake ", overtake, ", ", what, ", in a transaction ", tx), func(t *testing.T) {
 					t.Parallel()
+					few(t, 3)
 					db := queuetest.New(t)
 					k := charges
 					if k.Backoff = func(int, error) time.Duration { return time.Minute }; overtake {
@@ -317,6 +319,7 @@ func TestLane_DeadAndHeldJobs(t *testing.T) {
 			for what, decide := range decide {
 				t.Run(fmt.Sprint("stop ", stop, ", limit ", n, ", ", what), func(t *testing.T) {
 					t.Parallel()
+					few(t, 3)
 					db := queuetest.New(t)
 					require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "", n))
 					k := charges

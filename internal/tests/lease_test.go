@@ -613,10 +613,7 @@ func TestIsolation_TheDatabasesDefaultChangesNothing(t *testing.T) {
 
 func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
@@ -816,7 +813,7 @@ func TestHandle_AnErrorAfterTheCompletionIsLogged(t *testing.T) {
 // A claim whose connection breaks after its begin returns an error in every query mode. It once ended the process.
 func TestClaim_OnAConnectionThatBreaksBehindBegin(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			var armed, cut atomic.Bool

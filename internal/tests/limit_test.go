@@ -101,6 +101,7 @@ func TestLimit_SharedByLanesAndKinds(t *testing.T) {
 		for _, many := range []bool{false, true} {
 			t.Run(fmt.Sprint(what, ", many ", many), func(t *testing.T) {
 				t.Parallel()
+				few(t, 4)
 				db := queuetest.New(t)
 				setLimit(t, db, "provider", onceq.Limit{AtOnce: 3})
 				var jobs []onceq.Job
@@ -494,7 +495,7 @@ func limitUnderFaults(t *testing.T, each int) {
 		}
 		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(3)})
 	})
-	for n := range 30 {
+	for n := range sized(12, 30) {
 		for c := range 6 {
 			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
 			require.NoError(t, err)

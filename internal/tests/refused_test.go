@@ -268,6 +268,7 @@ func TestLane_ANextJobThatPostgresRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			few(t, 4)
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
 			refuseKind(t, db, "b")

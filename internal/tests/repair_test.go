@@ -638,9 +638,7 @@ func stateOf(i onceq.JobInfo, err error) (onceq.State, error) { return i.State, 
 // with an empty search_path.
 func TestRepairInEveryQueryMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.Schema(`o'ne"ceq.x`), queuetest.PoolConfig(func(c *pgxpool.Config) {

@@ -83,7 +83,7 @@ func withLimit(t *testing.T, db *queuetest.DB, atOnce int) onceq.Kind[charge] {
 // jobs run once and in order.
 func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 	t.Parallel()
-	const n = 300
+	n := sized(60, 300)
 	keyed := charges
 	keyed.Key = func(c charge) string { return fmt.Sprint(c.N) }
 	for name, kind := range map[string]onceq.Kind[charge]{"keyed": keyed, "unkeyed": charges, "limited": charges} {
@@ -129,7 +129,7 @@ func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 // lanes. What was leased after a lost answer is given back there, too: the lanes do not stand still for an hour.
 func TestSuccessor_OfAFullLimit(t *testing.T) {
 	t.Parallel()
-	const n = 200
+	n := sized(60, 200)
 	for i := range 4 {
 		inTx, loses := i%2 == 1, i/2 == 1
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", answers are lost ", loses), func(t *testing.T) {
@@ -327,9 +327,9 @@ func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
 			if limited {
 				charges = withLimit(t, db, 5)
 			}
-			inLane(t, db, charges, 1, 0, 100_000)
+			inLane(t, db, charges, 1, 0, sized(10_000, 100_000))
 			var r ran
-			for range 15 {
+			for range sized(4, 15) {
 				from := len(r.list())
 				h := charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { r.add(c.N); return nil })
 				if inTx {
@@ -637,9 +637,10 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 		inTx, whole, limited := i%2 == 1, i/2%2 == 1, []string{"none", "all", "every second"}[i/4]
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole, ", limited ", limited), func(t *testing.T) {
 			t.Parallel()
+			few(t, 4)
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, losingCommits(&armed, &cut, whole))
-			n, charges := 400, charges
+			n, charges := sized(200, 400), charges
 			if limited != "none" {
 				charges = withLimit(t, db, 5)
 			}

@@ -522,10 +522,7 @@ func TestTrap_IdempotencyKeysDifferWhereIDsRepeat(t *testing.T) {
 // stored and read back in all of them.
 func TestTrap_JSONGoesThereAndBackInEveryQueryMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))

@@ -21,9 +21,15 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-var queryModes = []pgx.QueryExecMode{
-	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-	pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+// queryModes gives pgx's, and in make test those that differ most.
+func queryModes() []pgx.QueryExecMode {
+	if testing.Short() {
+		return []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol}
+	}
+	return []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	}
 }
 
 // inMode gives a database whose pool uses one query mode, with a table for effects.
@@ -187,7 +193,7 @@ var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
 // Whatever a handler does first, its writes and the completion are one transaction, in which the job is its own.
 func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		for _, keep := range []time.Duration{0, time.Hour} {
 			t.Run(fmt.Sprint(mode, keep), func(t *testing.T) {
 				t.Parallel()
@@ -231,7 +237,7 @@ func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 // with the error.
 func TestHandleTx_LostBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
@@ -280,7 +286,7 @@ func TestHandleTx_LostBeforeTheFirstStatement(t *testing.T) {
 // One lease of a batch is lost. None of the handler's statements runs, and the other jobs run again one by one.
 func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
@@ -311,7 +317,7 @@ func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 
 func TestHandleTx_HandlerThatNeverUsesItsTransaction(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
@@ -343,7 +349,7 @@ func TestHandleTx_HandlerThatNeverUsesItsTransaction(t *testing.T) {
 // it would be in.
 func TestHandleTx_FirstStatementFails(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
@@ -429,7 +435,7 @@ func TestHandleTx_FirstStatementFails(t *testing.T) {
 // A context that ends before the first statement damages neither the transaction nor the connection.
 func TestHandleTx_ContextEndsBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
@@ -459,7 +465,7 @@ func TestHandleTx_ContextEndsBeforeTheFirstStatement(t *testing.T) {
 // written outside a transaction.
 func TestHandleTx_ConnectionLostBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			name := "handlers_" + strings.ReplaceAll(mode.String(), " ", "_")
@@ -516,7 +522,7 @@ func TestHandleTx_ConnectionLostBeforeTheFirstStatement(t *testing.T) {
 // A Reschedule commits the job as it was, apart from what Reschedule changes.
 func TestHandleTx_RescheduleKeepsTheRow(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode, func(c *pgxpool.Config) {
@@ -610,6 +616,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s, key %t, %s", name, job.Key != nil, job.Keep), func(t *testing.T) {
 				t.Parallel()
+				few(t, 3)
 				db := withEffects(t)
 				kind := job
 				kind.Name = "ends"
@@ -689,6 +696,7 @@ func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 		for _, keep := range []time.Duration{0, time.Hour} {
 			t.Run(fmt.Sprint(name, keep), func(t *testing.T) {
 				t.Parallel()
+				few(t, 3)
 				db := withEffects(t)
 				for i, after := range []error{errors.New("bad day"), onceq.Fatal(errors.New("bad day")), onceq.RetryAfter(0, errors.New("bad day")),
 					&pgconn.PgError{Code: "40001", Message: "bad day"}, fmt.Errorf("bad day: %w", onceq.Snooze(1))} {
@@ -747,7 +755,7 @@ func TestHandleBatch_CommittedBehindTheWorkersBack(t *testing.T) {
 // A goroutine that goes on after the handler has returned gets pgx's own error from each use of the transaction.
 func TestHandleTx_LateUsesAreClosed(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode, func(c *pgxpool.Config) { c.MaxConns = 2 })
@@ -856,7 +864,7 @@ func TestHandleTx_ReturnsInTheMiddleOfAStatement(t *testing.T) {
 // outer transaction.
 func TestHandleTx_EndedSavepoints(t *testing.T) {
 	t.Parallel()
-	for _, mode := range queryModes {
+	for _, mode := range queryModes() {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
