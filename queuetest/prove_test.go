@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"net/http"
 	"os"
@@ -86,6 +87,16 @@ func said(t *testing.T, proof queuetest.Proof) []string {
 }
 
 // Prove passes a right handler of each form, and each right pattern of docs/patterns.md and of the README.
+// few leaves a proof of a table out of make test, unless it is one in n of them. Which ones stay depends on their names alone.
+func few(t *testing.T, n uint32) {
+	t.Helper()
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, t.Name())
+	if testing.Short() && h.Sum32()%n != 0 {
+		t.Skip("make check runs it: one of many proofs")
+	}
+}
+
 func TestProve_Passes(t *testing.T) {
 	t.Parallel()
 	type proof = queuetest.Proof
@@ -324,6 +335,7 @@ func TestProve_Passes(t *testing.T) {
 	for name, p := range proofs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			few(t, 4)
 			if p.Setup == nil {
 				p.Setup = queuetest.SQL(provedTable)
 			}
@@ -764,6 +776,7 @@ func TestProve_Mistakes(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			few(t, 3)
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(provedTable),
 				Job:   provedJob,
