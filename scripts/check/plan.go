@@ -32,7 +32,7 @@ var lint = part{name: "linters", args: []string{"scripts/lint.sh"}}
 var race = tests("tests under the race detector", "", "-race", "./internal/tests", ".", "./queuetest", "./...")
 
 // someRace is the race detector on what shares memory, without the long tests.
-var someRace = tests("race", "", "-race", "-short", "-run", "^Test(Worker|Session|Shutdown|Outcomes|Pool|HandleTx|HandleBatch)_", "./internal/tests")
+var someRace = tests("race", "", "-race", "-short", "-run", "^Test(Worker|Session|Shutdown|Outcomes|Pool|HandleBatch)_", "./internal/tests")
 
 var others = modules([]string{"onceqcron", "onceqotel", "onceqweb", "onceqweb/browsertest", "cmd/onceq", "examples", "queuetest/container"}, "-race")
 
