@@ -230,12 +230,12 @@ const headSize = 200
 // readHead gives, of the first $3 jobs of each priority that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
 // nobody has one that has been due for longer than $2.
 const readHead = `
-select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catalog.max(j.lost), count(*), pg_catalog.min(j.run_at),
+select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catalog.max(j.lost), count(*), pg_catalog.min(coalesce(j.due_at, j.run_at)),
        pg_catalog.bool_or(j.run_at < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
   from pg_catalog.unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
-       select id, kind, lost, run_at, leased_until from onceq.jobs
+       select id, kind, lost, run_at, due_at, leased_until from onceq.jobs
         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit $3::int) j

@@ -32,6 +32,7 @@ type JobInfo struct {
 	Claims      int               `json:"claims"`
 	Token       int64             `json:"token,omitzero"` // of the latest claim; 0 before the first
 	RunAt       time.Time         `json:"run_at,omitzero"`
+	DueAt       time.Time         `json:"due_at,omitzero"` // RunAt, or if it was due before and its lane, its limit, other jobs or a Move put that off, since when
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
 	LeasedUntil time.Time         `json:"leased_until,omitzero"` // end of the latest lease, which may have passed; zero if nobody has the job
 	FinishedAt  time.Time         `json:"finished_at,omitzero"`  // zero if the job is not finished
@@ -76,21 +77,21 @@ select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, `
 	liveTail = `,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j`
 	waitingHead = `
 select w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state, `
 	waitingTail = `,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w`
 	pastHead = `
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, `
 	pastTail = `,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h`
 	noContent = `null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result`
 
@@ -149,11 +150,12 @@ func (i *JobInfo) scan(rows pgx.Rows) error {
 	var scope, key, payload, metadata, result, errs, note, path, line *string
 	var leased, finished, keep *time.Time
 	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &result, &i.Priority,
-		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &errs, &note, &path, &line); err != nil {
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &errs, &note, &path, &line,
+		&i.DueAt); err != nil {
 		return err
 	}
 	if i.RunAt.Year() > 9999 { // east of UTC, in the last hours of 9999; JSON has no text for it
-		i.RunAt = i.RunAt.UTC()
+		i.RunAt, i.DueAt = i.RunAt.UTC(), i.DueAt.UTC()
 	}
 	if i.Claims > 0 {
 		i.Token = i.ID<<tokenBits | int64(i.Claims)
@@ -702,7 +704,7 @@ names as materialized (
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
-       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1e6, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - least(o.oldest, i.oldest)) * 1e6, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
        w.in_lane, w.in_limit, w.after_others
@@ -714,26 +716,26 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
         cross join lateral (
               select count(*) filter (where j.free and j.fresh) as waiting, count(*) filter (where j.free and not j.fresh) as retrying,
                      count(*) filter (where not j.free) as leased, count(*) filter (where not j.free and j.ahead is null) as running,
-                     pg_catalog.min(j.run_at) filter (where j.free) as oldest, count(*) as seen
-                from ((select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                     pg_catalog.min(j.due_at) filter (where j.free) as oldest, count(*) as seen
+                from ((select id, coalesce(due_at, run_at) as due_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
                         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                         order by run_at, id
                         limit $2::int / 2)
                       union
-                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                      (select id, coalesce(due_at, run_at) as due_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
                         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                         order by run_at desc, id desc
                         limit $2::int / 2 + 1)) j) x) i
  cross join lateral (
-       select pg_catalog.min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
+       select pg_catalog.min(f.due_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
-              select j.run_at
-                from (select run_at, leased_until
+              select j.due_at
+                from (select coalesce(due_at, run_at) as due_at, leased_until
                         from onceq.jobs
                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                        order by run_at, id

@@ -191,10 +191,10 @@ func liveCount(lane, n string) string {
 // are not due yet, both up to most. Each priority is looked at by itself, as in dueIn: else those that are due may stand behind
 // delayed ones of a higher priority.
 func waitingIn(lane, most string) string {
-	return `(select least(count(*) filter (where due), ` + most + `) as waiting, least(count(*) filter (where not due), ` + most + `) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+	return `(select least(count(*) filter (where due), ` + most + `) as waiting, least(count(*) filter (where not due), ` + most + `) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = ` + lane + ` and priority = p.priority order by run_at, id limit ` + most + `) w)`
 }
 

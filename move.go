@@ -15,8 +15,8 @@ import (
 // is given back, and moves, finds its fence again (effectScope).
 
 // moveJobs moves live jobs that nobody has had since they were last given back. Those that are due are due from now on, because
-// the new queue's claims have passed the times before. A job that missed its slot stays late, so that it gets another one. It
-// wakes a worker.
+// the new queue's claims have passed the times before; since when they have been due stays known. A job that missed its slot
+// stays late, so that it gets another one. It wakes a worker.
 var moveJobs = `
 with free as materialized (
   select id, queue, created_at, identity, case when ` + hasSlot + ` then ` + sqlSlotMissed + ` else statement_timestamp() end as due
@@ -26,7 +26,7 @@ with free as materialized (
      for update skip locked
 ),
 moved as (
-  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due)
+  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due), due_at = coalesce(j.due_at, case when j.run_at < free.due then j.run_at end)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),` + moveEffects + `
@@ -60,8 +60,8 @@ effect as (
 // job that runs or is finished, for one whose lease has just run out or whose row a transaction has locked, and for one that is in
 // that queue already. The job stays
 // the same: its id, key, priority, lane, limit and place there, attempts, and what is known of its effects. If it is due and
-// waits for no lane, limit or other job, it counts as due from now on, so it comes after those that wait in the new queue. One
-// that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked
+// waits for no lane, limit or other job, it comes after those that wait in the new queue: its RunAt is now. Since when it has
+// been due (JobInfo.DueAt, QueueStats.Oldest) does not change. One that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked
 // (Workers). An unknown job is ErrNotFound; a bad name of a queue is an *InvalidError.
 //
 // The queue that a kind's jobs go to is in its code: jobs that are enqueued later are not moved.

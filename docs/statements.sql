@@ -2407,21 +2407,21 @@ with recursive line (lane, k) as (
    limit 20)
 select h.lane, h.id, h.since, h.worker, w.waiting
   from hang h
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = h.lane and priority = p.priority order by run_at, id limit 1000) w) w
  where w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by h.since, h.lane;
 
 -- findings.go: readHead
-select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catalog.max(j.lost), count(*), pg_catalog.min(j.run_at),
+select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catalog.max(j.lost), count(*), pg_catalog.min(coalesce(j.due_at, j.run_at)),
        pg_catalog.bool_or(j.run_at < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
   from pg_catalog.unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
-       select id, kind, lost, run_at, leased_until from onceq.jobs
+       select id, kind, lost, run_at, due_at, leased_until from onceq.jobs
         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit $3::int) j
@@ -2449,10 +2449,10 @@ with recursive line (lane, k) as (
 )
 select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
   from line l
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
  cross join lateral (select s.lane, s.n, s.rate, s.per
                  from onceq.lane_limits s
@@ -2476,10 +2476,10 @@ with recursive line (lane, k) as (
 )
 select l.lane, w.waiting
   from line l
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
  where l.lane is not null
    and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null)
@@ -4059,17 +4059,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j where j.id = $1::bigint union all
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w where w.id = $1::bigint union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h where h.id = $1::bigint;
 
 -- inspect.go: GetByKey.fence
@@ -4085,17 +4085,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
 -- inspect.go: bound
@@ -4154,17 +4154,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j where j.id = $1::bigint union all
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w where w.id = $1::bigint union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h where h.id = $1::bigint;
 
 -- inspect.go: liveBrief
@@ -4175,7 +4175,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j;
 
 -- inspect.go: liveIDs
@@ -4189,7 +4189,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j;
 
 -- inspect.go: ofGroup
@@ -4204,7 +4204,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
            where pg_catalog.cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -4215,14 +4215,14 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
            where pg_catalog.cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
           union all 
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h
            where pg_catalog.cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text and h.state = any ($3::smallint[])
           offset 0) a
@@ -4234,7 +4234,7 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h;
 
 -- inspect.go: pastIDs
@@ -4244,7 +4244,7 @@ select h.id from onceq.job_history h;
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h;
 
 -- inspect.go: readStats
@@ -4275,7 +4275,7 @@ names as materialized (
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
-       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1e6, 0)::bigint,
+       coalesce(extract(epoch from statement_timestamp() - least(o.oldest, i.oldest)) * 1e6, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
        w.in_lane, w.in_limit, w.after_others
@@ -4287,26 +4287,26 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
         cross join lateral (
               select count(*) filter (where j.free and j.fresh) as waiting, count(*) filter (where j.free and not j.fresh) as retrying,
                      count(*) filter (where not j.free) as leased, count(*) filter (where not j.free and j.ahead is null) as running,
-                     pg_catalog.min(j.run_at) filter (where j.free) as oldest, count(*) as seen
-                from ((select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                     pg_catalog.min(j.due_at) filter (where j.free) as oldest, count(*) as seen
+                from ((select id, coalesce(due_at, run_at) as due_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
                         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                         order by run_at, id
                         limit $2::int / 2)
                       union
-                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                      (select id, coalesce(due_at, run_at) as due_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
                         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                         order by run_at desc, id desc
                         limit $2::int / 2 + 1)) j) x) i
  cross join lateral (
-       select pg_catalog.min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
+       select pg_catalog.min(f.due_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
         cross join lateral (
-              select j.run_at
-                from (select run_at, leased_until
+              select j.due_at
+                from (select coalesce(due_at, run_at) as due_at, leased_until
                         from onceq.jobs
                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                        order by run_at, id
@@ -4365,7 +4365,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
@@ -4374,7 +4374,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint
    order by w.id desc limit $2::int
@@ -4386,7 +4386,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
                 order by h.queue desc, h.state desc, h.id desc limit $2::int) i
@@ -4412,7 +4412,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text
    order by j.id desc limit $2::int
@@ -4421,7 +4421,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text
    order by w.id desc limit $2::int
@@ -4430,7 +4430,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h
    where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.id >= $11::bigint and h.kind = $5::text
    order by h.id desc limit $2::int
@@ -4449,7 +4449,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
    order by j.id desc limit $2::int
@@ -4458,7 +4458,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
    order by w.id desc limit $2::int
@@ -4470,7 +4470,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from (
                select * from onceq.job_history h
                 where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
@@ -4493,7 +4493,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and j.queue || '' = $4::text
    order by j.id desc limit $2::int
@@ -4502,7 +4502,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and w.queue = $4::text
    order by w.id desc limit $2::int
@@ -4514,7 +4514,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from (
                select * from onceq.job_history h
                 where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
@@ -4537,7 +4537,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
@@ -4546,7 +4546,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
    order by w.id desc limit $2::int
@@ -4555,7 +4555,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h
    where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz and h.queue = $4::text
    order by h.id desc limit $2::int
@@ -4574,7 +4574,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
    order by j.id + 0 desc limit $2::int
@@ -4583,7 +4583,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
    order by w.id desc limit $2::int
@@ -4595,7 +4595,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
                 order by h.queue desc, h.state desc, h.id desc limit $2::int) i
@@ -4649,7 +4649,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
   from onceq.jobs j
    where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -4662,7 +4662,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w
    where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
    order by w.id desc limit $2::int
@@ -4674,7 +4674,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
   from onceq.job_history h
          where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
                 order by h.queue desc, h.state desc, h.id desc limit $2::int) i
@@ -4687,7 +4687,7 @@ select * from (select * from live union all select * from waiting union all sele
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w;
 
 -- inspect.go: waitingIDs
@@ -4697,7 +4697,7 @@ select w.id from onceq.job_waits w;
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
   from onceq.job_waits w;
 
 -- keys.go: readKeys
@@ -4804,10 +4804,10 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
        coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        array(select s.id from onceq.lane_stops s where s.lane = l.lane order by s.id limit 10)
   from names l
- cross join lateral (select least(count(*) filter (where due), $4::int) as waiting, least(count(*) filter (where not due), $4::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $4::int) as waiting, least(count(*) filter (where not due), $4::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit $4::int) w) w
  where pg_catalog.starts_with(l.lane, $2::text)
  order by l.n;
@@ -4924,10 +4924,10 @@ l as (select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w)
 select l.*,
        (select count(*)
@@ -5005,10 +5005,10 @@ select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w
  where x.lane is not null
  order by x.k;
@@ -5046,10 +5046,10 @@ select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(run_at) filter (where due) as oldest
+ cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
-               select run_at, run_at <= statement_timestamp() as due
+               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w;
 
 -- listen.go: announce.announce
@@ -5259,7 +5259,7 @@ with free as materialized (
      for update skip locked
 ),
 moved as (
-  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due)
+  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due), due_at = coalesce(j.due_at, case when j.run_at < free.due then j.run_at end)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),

@@ -807,19 +807,19 @@ select j.id, j.queue, j.kind,
             else 'waiting' end as state,
        j.scope, j.key, j.priority, j.attempts, j.max_attempts, j.lost, j.run_at, j.created_at, j.leased_until,
        null::timestamptz as finished_at, null::timestamptz as keep_until, j.errors -> -1 ->> 'error'::text as last_error,
-       j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors
+       j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors, coalesce(j.due_at, j.run_at) as due_at
   from {{.schema}}.jobs j
 union all
 select w.id, w.queue, w.kind,
        case when w.attempts > 0 or w.lost > 0 then 'retrying' when w.run_at > statement_timestamp() then 'delayed' else 'waiting' end,
        w.scope, w.key, w.priority, w.attempts, w.max_attempts, w.lost, w.run_at, w.created_at, null,
-       null, null, w.errors -> -1 ->> 'error'::text, w.payload, w.payload_bytes, w.metadata, null, w.errors
+       null, null, w.errors -> -1 ->> 'error'::text, w.payload, w.payload_bytes, w.metadata, null, w.errors, coalesce(w.due_at, w.run_at)
   from {{.schema}}.job_waits w
 union all
 select h.id, h.queue, h.kind, case h.state when 5 then 'completed' when 6 then 'dead' when 7 then 'cancelled' when 8 then 'held' end,
        h.scope, h.key, h.priority, h.attempts, h.max_attempts, h.lost, h.run_at, h.created_at, null,
        h.finished_at, h.keep_until, h.errors -> -1 ->> 'error'::text,
-       h.payload, h.payload_bytes, h.metadata, h.result, h.errors
+       h.payload, h.payload_bytes, h.metadata, h.result, h.errors, h.run_at
   from {{.schema}}.job_history h;
 
 -- Counts for each queue, and since when the job that is due for longest has been due. It reads every job. Queue.Stats and the
@@ -834,7 +834,7 @@ select v.queue,
        count(*) filter (where state = 'held')      as held,
        count(*) filter (where state = 'completed') as completed,
        count(*) filter (where state = 'cancelled') as cancelled,
-       pg_catalog.min(run_at) filter (where state in ('waiting', 'retrying') and run_at <= statement_timestamp()) as oldest_due
+       pg_catalog.min(due_at) filter (where state in ('waiting', 'retrying') and run_at <= statement_timestamp()) as oldest_due
   from {{.schema}}.v_jobs v
  group by v.queue;
 

@@ -130,13 +130,13 @@ func when(j onceq.JobInfo, now time.Time) string {
 	case j.RunAt.After(now):
 		return "in " + ago(j.RunAt.Sub(now))
 	case j.WaitsFor == "jobs":
-		return "waits for others, due " + ago(now.Sub(j.RunAt))
+		return "waits for others, due " + ago(now.Sub(j.DueAt))
 	case j.WaitsFor == "limit":
-		return "waits for limit " + j.Limit + ", due " + ago(now.Sub(j.RunAt))
+		return "waits for limit " + j.Limit + ", due " + ago(now.Sub(j.DueAt))
 	case j.WaitsFor == "lane":
-		return "in lane " + j.Lane + ", due " + ago(now.Sub(j.RunAt))
+		return "in lane " + j.Lane + ", due " + ago(now.Sub(j.DueAt))
 	}
-	return "due " + ago(now.Sub(j.RunAt))
+	return "due " + ago(now.Sub(j.DueAt))
 }
 
 // shown is a job with everything around it, for programs.
@@ -319,7 +319,7 @@ func hint(s shown, now time.Time) string {
 	id := strconv.FormatInt(s.ID, 10)
 	switch s.State {
 	case onceq.StateWaiting:
-		return "due for " + ago(now.Sub(s.RunAt)) + "; why it does not run: onceq jobs explain " + id
+		return "due for " + ago(now.Sub(s.DueAt)) + "; why it does not run: onceq jobs explain " + id
 	case onceq.StateDelayed:
 		return "due in " + ago(s.RunAt.Sub(now)) + "; what it waits for: onceq jobs explain " + id + "; onceq jobs retry " + id + " runs it now"
 	case onceq.StateRunning:
@@ -328,7 +328,7 @@ func hint(s shown, now time.Time) string {
 		if s.RunAt.After(now) {
 			return "runs again in " + ago(s.RunAt.Sub(now)) + "; onceq jobs retry " + id + " runs it now"
 		}
-		return "due for " + ago(now.Sub(s.RunAt)) + "; why it does not run: onceq jobs explain " + id
+		return "due for " + ago(now.Sub(s.DueAt)) + "; why it does not run: onceq jobs explain " + id
 	case onceq.StateDead:
 		return "and stays so until somebody decides: onceq jobs redrive " + id + ", or discard"
 	case onceq.StateHeld:

@@ -277,3 +277,69 @@ func TestMove_WakesAWorker(t *testing.T) {
 		require.True(t, sqlOne[bool](t, db, `select run_at > now() - interval '12 hours' from onceq.jobs where id = $1`, id), "due from now on")
 	}
 }
+
+// A moved job is as old as before: in lists, counts, findings and what is counted of its wait.
+func TestMove_KeepsTheAge(t *testing.T) {
+	t.Parallel()
+	seen := &eventLog{}
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: seen}))
+	ctx, q := t.Context(), db.Queue
+	ids := []int64{add(t, db, onceq.Job{Queue: "imagse", Payload: 1}), add(t, db, onceq.Job{Queue: "imagse", Payload: 1, Lane: "a"}), add(t, db, onceq.Job{Queue: "imagse", Payload: 1, Lane: "a"})}
+	laned, waiting := ids[1], ids[2]
+	later := add(t, db, onceq.Job{Queue: "imagse", Payload: 1, Delay: time.Hour})
+	leases := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "nothing"})) // lets the first of the lane in
+	require.Empty(t, leases)
+	until(t, db, `exists (select from onceq.jobs where id = $1)`, laned)
+	const ago = 27 * time.Minute
+	db.Advance(ago)
+	before := make(map[int64]onceq.JobInfo)
+	for _, id := range append(ids, later) {
+		before[id] = must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+	}
+	oldest := func(queue string) onceq.QueueStats {
+		t.Helper()
+		all := must[[]onceq.QueueStats](t)(q.Stats(ctx, queue))
+		require.Len(t, all, 1)
+		return all[0]
+	}
+	was := oldest("imagse")
+	require.Greater(t, was.Oldest, ago)
+	young := add(t, db, onceq.Job{Queue: "images", Payload: 1}) // claims take it first
+	n, err := q.MoveMany(ctx, db.Pool, onceq.Filter{Queue: "imagse"}, "images")
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+
+	is := oldest("images")
+	require.GreaterOrEqual(t, is.Oldest, was.Oldest)
+	require.GreaterOrEqual(t, is.OldestInLane, was.OldestInLane)
+	listed := make(map[int64]onceq.JobInfo)
+	for _, j := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "images"})) {
+		listed[j.ID] = j
+	}
+	for id, b := range before {
+		require.Equal(t, b.DueAt, listed[id].DueAt, "job %d", id)
+	}
+	require.Equal(t, before[later].RunAt, listed[later].RunAt)
+	require.Equal(t, before[waiting].RunAt, listed[waiting].RunAt)
+	require.True(t, listed[laned].RunAt.After(before[laned].RunAt))
+	require.True(t, sqlOne[time.Time](t, db, `select oldest_due from onceq.v_queues where queue = 'images'`).Equal(before[ids[0]].DueAt))
+	var found onceq.Finding
+	for _, f := range findings(t, db, "waiting") {
+		found = f
+	}
+	require.Equal(t, "images", found.Queue)
+	require.WithinDuration(t, before[ids[0]].DueAt, found.Since, time.Second)
+
+	require.Equal(t, young, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "images"}))[0].ID)
+	moved(t, true)(q.Move(ctx, db.Pool, ids[0], "again"))
+	require.Equal(t, before[ids[0]].DueAt, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, ids[0])).DueAt)
+	require.Len(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "again"})), 1)
+	claims := 0
+	for _, e := range seen.events {
+		if e.Type == onceq.EventClaimed && e.JobID != young {
+			claims++
+			require.GreaterOrEqual(t, e.Wait, ago)
+		}
+	}
+	require.Equal(t, 1, claims)
+}
