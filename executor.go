@@ -34,9 +34,10 @@ type executor struct {
 	outbox    *outbox
 	tally     *tally
 	watch     *poolWatch
-	conns     *connections            // of the application's pool, for the transactions of handlers
-	woken     func(queue string)      // called after jobs with a lane: the next one may be live
-	told      func()                  // called after the end of jobs that others wait for
+	conns     *connections       // of the application's pool, for the transactions of handlers
+	woken     func(queue string) // called after jobs with a lane: the next one may be live
+	told      func()             // called after the end of jobs that others wait for
+	limits    limitsMet
 	suspended func(*Lease)            // called for a job in quarantine that was given back until its slot
 	extend    func([]*task)           // extends leases at once
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
@@ -59,6 +60,9 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 			lease.keep = s.keep
 		}
 		x.tasks.all[lease.Token] = t
+		if lease.Limit != "" {
+			x.limits.meet(lease.Limit)
+		}
 	}
 	x.tasks.mu.Unlock()
 	units := make([]unit, 0, len(tasks))

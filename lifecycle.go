@@ -56,7 +56,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
 	}
-	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, watch)
+	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, &r.exec.limits, watch)
 	r.tasks.stuckChanged = r.presence.rouse
 	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
 	r.listener = newListener(w, id, own, r.woken)
@@ -130,6 +130,9 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 // last until the outbox has written their outcomes.
 func (r *run) start(ctx context.Context, limit int) {
 	r.drains = limit >= 0
+	if !r.drains {
+		r.exec.limits.first = r.presence.rouse
+	}
 	if r.drains {
 		r.tasks.emptied = r.claimer.rouse
 		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, limit, r.promoter) })

@@ -4,9 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // A limit holds for jobs of any lanes and kinds, without an order: how many are live at once, how many start in a time, or
@@ -173,7 +177,7 @@ func limitLine(field, name string, families bool) (string, error) {
 // name may have more slashes, and its family is what comes before the first one. A name has at most MaxLaneBytes. A bad name or
 // Limit is an *InvalidError.
 //
-// The jobs of a limit that nobody has set run one at a time. The zero Limit lets no more in. If a limit has no Rate any more, the
+// The jobs of a limit that nobody has set run one at a time; each worker logs that once. The zero Limit lets no more in. If a limit has no Rate any more, the
 // jobs that were let in before start without it: those that miss their slots start at once.
 //
 // A job that was let in keeps its place until it has run, also if its kind or queue is paused or no worker has it, and others of
@@ -274,3 +278,65 @@ func limitRow(line, columns string) string {
                 order by s.lane desc
                 limit 1)`
 }
+
+// limitsMet are the limits of the jobs that a run has had, so that it says once of each that nobody has set it: one job of it runs at
+// a time, which is rarely meant.
+type limitsMet struct {
+	first func() // called for the first one; nil for nothing
+
+	mu   sync.Mutex      // guards the others, for no longer than a map takes
+	all  map[string]bool // at most 1,000: what is met after so many is in Health alone
+	news []string        // of which the database was not asked yet
+}
+
+// meet takes the limit of a job. Anybody may call it.
+func (m *limitsMet) meet(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.all[name] || len(m.all) >= 1000:
+		return
+	case m.all == nil:
+		if m.all = make(map[string]bool); m.first != nil {
+			m.first()
+		}
+	}
+	m.all[name] = true
+	m.news = append(m.news, name)
+}
+
+// ask asks which of those that are new nobody has set, and says so.
+func (m *limitsMet) ask(ctx context.Context, q *Queue, db DB) error {
+	m.mu.Lock()
+	names := m.news
+	m.news = nil
+	m.mu.Unlock()
+	if len(names) == 0 {
+		return nil
+	}
+	var unset []string
+	err := q.send(ctx, db, hot, limitsUnset, []any{names}, each(func(rows pgx.Rows) error {
+		var name string
+		err := rows.Scan(&name)
+		unset = append(unset, name)
+		return err
+	}))
+	if err != nil {
+		m.mu.Lock()
+		m.news = append(m.news, names...)
+		m.mu.Unlock()
+		return err
+	}
+	for _, name := range unset {
+		q.log.Warn("onceq: nobody has set a limit that jobs name, so one of them runs at a time; set it with Queue.SetLimit or onceq limits set, "+
+			"or correct its name (Kind.Limit, Job.Limit)", slog.String("limit", name))
+	}
+	return nil
+}
+
+// limitsUnset returns those of the limits in $1 that nobody has set, nor their families.
+var limitsUnset = `
+select u.name from pg_catalog.unnest($1::text[]) as u(name)
+ where not exists (select from onceq.lane_limits s
+                    where s.lane = any (array['/' || u.name, ` + familyOf("('/' || u.name)") + `]) and s.n is not null)
+ order by u.name collate "C"`

@@ -20,8 +20,8 @@ import (
 // Each worker has a row in workers, so that people can see who works what, and so that Explain can say that nobody works a
 // queue. The worker writes it when it starts and once a minute, and deletes it when it ends. The row of a worker that was
 // killed stays; after staleAfter nobody takes it for a live one, and the Reaper removes it. Nothing else depends on these
-// rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded), and
-// for held jobs whose effects were settled (heldLately).
+// rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded),
+// for held jobs whose effects were settled (heldLately), and for limits that nobody has set (limitsMet).
 
 const (
 	presentEvery = time.Minute
@@ -167,9 +167,10 @@ type presence struct {
 	slow DB    // the same, for what may meet rows that somebody has locked
 	args []any // of writePresence: what stays as it is
 
-	tasks *taskSet
-	watch *poolWatch
-	again chan struct{} // has something when the row is to be written at once
+	tasks  *taskSet
+	limits *limitsMet
+	watch  *poolWatch
+	again  chan struct{} // has something when the row is to be written at once
 
 	// Only loop's goroutine uses these, once it runs.
 	pool    WorkerPool
@@ -181,9 +182,9 @@ type presence struct {
 	written bool // or tried; only loop's goroutine writes it, and leave reads it after that has ended
 }
 
-func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, watch *poolWatch) *presence {
+func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, limits *limitsMet, watch *poolWatch) *presence {
 	stat := w.q.pool.Stat()
-	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, watch: watch, again: make(chan struct{}, 1),
+	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, limits: limits, watch: watch, again: make(chan struct{}, 1),
 		pool: WorkerPool{Conns: int(stat.MaxConns())}, waited: stat.EmptyAcquireWaitTime(), counted: time.Now()}
 	queues := make(map[string]int, len(w.queues))
 	for _, name := range slices.Sorted(maps.Keys(w.queues)) {
@@ -264,7 +265,7 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		p.written = true
 		err := p.q.guarded(ctx, p.db, writePresence, p.row(), nil)
 		if err == nil {
-			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow))
+			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow), p.limits.ask(ctx, p.q, p.db))
 		}
 		switch {
 		case err == nil:

@@ -792,6 +792,7 @@ var built = map[string]string{
 	"readGroups":              readGroups,
 	"readStill":               readStill,
 	"readUnset":               readUnset,
+	"limitsUnset":             limitsUnset,
 	"readSlow":                readSlow,
 	"readHangs":               readHangs,
 	"readStuck":               readStuck,

@@ -4862,6 +4862,12 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
+-- limit.go: limitsUnset
+select u.name from pg_catalog.unnest($1::text[]) as u(name)
+ where not exists (select from onceq.lane_limits s
+                    where s.lane = any (array['/' || u.name, pg_catalog.left(('/' || u.name), pg_catalog.strpos(pg_catalog.substr(('/' || u.name), 2), '/') + 1)]) and s.n is not null)
+ order by u.name collate "C";
+
 -- limit.go: removeApart
 update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text;
 

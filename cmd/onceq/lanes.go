@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -184,6 +185,13 @@ runs at a time.`,
 				}
 				was = now
 			}
+			if n >= 0 && !a.json {
+				hint, err := a.unusedLane(ctx, family, name)
+				if err != nil {
+					return err
+				}
+				said += hint
+			}
 			if a.json {
 				return a.printJSON(map[string]any{"lane": args[0], "limit": was})
 			}
@@ -213,4 +221,45 @@ func (a *app) setLimit(ctx context.Context, family, name string, n int, action f
 		return err
 	})
 	return now, err
+}
+
+// unusedLane says that nobody uses a family of lanes, as far as can be seen, or that no job waits for a lane, and for which ones jobs do:
+// one of these may be meant.
+func (a *app) unusedLane(ctx context.Context, family, name string) (string, error) {
+	const most = 1000
+	of, err := a.q.Lanes(ctx, a.pool, onceq.LaneFilter{Family: family, Limit: most})
+	if err != nil {
+		return "", err
+	}
+	if len(of) > 0 {
+		if name == "" || len(of) == most || slices.ContainsFunc(of, func(l onceq.LaneInfo) bool { return l.Lane == family+"/"+name }) {
+			return "", nil
+		}
+		return " No job waits for that lane now; jobs do wait for " + firstNames(of, func(l onceq.LaneInfo) string { return l.Lane }), nil
+	}
+	workers, err := a.q.Workers(ctx, a.pool)
+	if err != nil || slices.ContainsFunc(workers, func(w onceq.WorkerInfo) bool { return slices.Contains(w.Kinds, family) }) {
+		return "", err
+	}
+	said := fmt.Sprintf(" No job waits for a lane of family %q, and no worker has a kind of that name: is that its name?", family)
+	all, err := a.q.Lanes(ctx, a.pool, onceq.LaneFilter{Limit: most})
+	if err == nil && len(all) > 0 {
+		said += " Jobs wait for lanes of " + firstNames(all, func(l onceq.LaneInfo) string { return l.Lane[:strings.Index(l.Lane, "/")+1] })
+	}
+	return said, err
+}
+
+// firstNames lists up to five names, each once.
+func firstNames(all []onceq.LaneInfo, name func(onceq.LaneInfo) string) string {
+	var names []string
+	for _, l := range all {
+		if quoted := strconv.Quote(name(l)); !slices.Contains(names, quoted) {
+			names = append(names, quoted)
+		}
+	}
+	more := "."
+	if len(names) > 5 {
+		names, more = names[:5], " and others."
+	}
+	return strings.Join(names, ", ") + more
 }

@@ -148,3 +148,24 @@ func TestLimitsSet_OfANameThatNobodyUses(t *testing.T) {
 	require.NotContains(t, fine(t, db.URL, "limits", "set", "bank", "--at-once", "3"), "No job has")
 	require.NotContains(t, fine(t, db.URL, "limits", "set", "bnak", "--at-once", "2"), "No job has")
 }
+
+// So may a lane, and a family of lanes.
+func TestLanesLimit_OfANameThatNobodyUses(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	for range 2 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "book", Payload: 1, Lane: "account-7"})
+		require.NoError(t, err)
+	}
+	require.Contains(t, fine(t, db.URL, "lanes", "limit", "bok/", "3"),
+		`No job waits for a lane of family "bok", and no worker has a kind of that name: is that its name? Jobs wait for lanes of "book/".`)
+	require.Contains(t, fine(t, db.URL, "lanes", "limit", "book/acount-7", "3"), `No job waits for that lane now; jobs do wait for "book/account-7".`)
+	require.NotContains(t, fine(t, db.URL, "lanes", "limit", "book/account-7", "3"), "No job waits")
+	require.NotContains(t, fine(t, db.URL, "lanes", "limit", "book/", "3"), "No job waits")
+	require.NotContains(t, fine(t, db.URL, "lanes", "limit", "bok/"), "No job waits", "nothing was set")
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (1, 60000000, now(), now(), 1, $1, 'web', 'v1', '{}', '{bok}')`, onceq.SchemaVersion)
+	require.NoError(t, err)
+	require.NotContains(t, fine(t, db.URL, "lanes", "limit", "bok/", "3"), "No job waits")
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -641,4 +642,27 @@ func TestLimit_ALaneWithMorePlacesGetsMoreTurns(t *testing.T) {
 		turn()
 	}
 	require.InDelta(t, 100, started["charge/1"], 20, "of 500")
+}
+
+// A worker says once of a limit that nobody has set that its jobs run one at a time.
+func TestLimit_ThatNobodyHasSet(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "set/", onceq.Limit{AtOnce: 3}))
+	k := onceq.Kind[int]{Name: "k"}
+	for i := range 3 {
+		for _, limit := range []string{"bnak", "set/a"} {
+			job := k.Job(i)
+			job.Limit = limit
+			add(t, db, job)
+		}
+	}
+	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "nothing"})) // lets jobs in, so that a claim takes both limits
+	w := start(t, db, onceq.WorkerConfig{}, k.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+	eventually(t, "the line", func() bool { return strings.Contains(w.logged(), `nobody has set a limit`) })
+	require.Contains(t, w.logged(), "limit=bnak")
+	require.NoError(t, w.stop())
+	require.Equal(t, 1, strings.Count(w.logged(), `nobody has set a limit`), w.logged())
 }
