@@ -213,7 +213,7 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping boo
 				return err
 			}
 		}
-		if err := a.send(lockApart, []any{from}, row(&slots, &due, &mine, &next, &did.families, &now)); err != nil {
+		if err := a.send(lockApart, []any{from, true}, row(&slots, &due, &mine, &next, &did.families, &now)); err != nil {
 			return err
 		}
 		a.now = now

@@ -250,7 +250,7 @@ func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
 func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
 	if q.citus.Load() != citusYes {
-		if _, err := tx.Exec(ctx, q.sql(lockCalls), time.Time{}); err != nil {
+		if _, err := tx.Exec(ctx, q.sql(lockCalls), time.Time{}, true); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, q.sql(promoteCalls), time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
@@ -258,7 +258,7 @@ func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
 	}
 	p := &parts{ctx: ctx, q: q, db: tx}
 	var slots []int16
-	err := p.send(lockApart, []any{time.Time{}}, row(&slots, nil, nil, nil, nil, &p.now))
+	err := p.send(lockApart, []any{time.Time{}, true}, row(&slots, nil, nil, nil, nil, &p.now))
 	if err != nil {
 		return err
 	}

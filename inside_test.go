@@ -1795,7 +1795,7 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 			defer func() { _ = tx.Rollback(ctx) }()
 			_, err = tx.Exec(ctx, onceq.GuardPlans)
 			require.NoError(t, err)
-			_, err = tx.Exec(ctx, onceq.LockCalls, time.Time{})
+			_, err = tx.Exec(ctx, onceq.LockCalls, time.Time{}, true)
 			require.NoError(t, err)
 			var raw []byte
 			require.NoError(t, tx.QueryRow(ctx, "explain (analyze, buffers, timing off, format json) "+read.statement, read.args...).Scan(&raw))
@@ -1843,7 +1843,7 @@ func TestStatements_ALookAtARateReadsFewLiveJobs(t *testing.T) {
 			tx, err := db.Pool.Begin(ctx)
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(ctx) }()
-			_, err = tx.Exec(ctx, onceq.LockCalls, time.Time{})
+			_, err = tx.Exec(ctx, onceq.LockCalls, time.Time{}, true)
 			require.NoError(t, err)
 			read, _ := readOf(t, tx, "lane_places", onceq.PromoteCalls, time.Time{}, 200, 0, 100_000, 1_000_000, 1, nil, nil)
 			require.LessOrEqual(t, read, most)
@@ -1973,7 +1973,7 @@ func rowsOfParts(t *testing.T, db *queuetest.DB, statement string, args ...any) 
 		if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
+		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}, true); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+statement, args...).Scan(&raw)

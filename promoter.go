@@ -323,7 +323,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 // this statement's snapshot and its lock, and who counted in this snapshot would count too few.
 //
 // It returns how many slots have calls and how many it locked, the microseconds until the next call is due, and whether a
-// whole family has to be looked at.
+// whole family has to be looked at. If $2 is false it locks none.
 const lockCalls = `
 with due as materialized (
   select s.slot
@@ -336,7 +336,7 @@ with due as materialized (
 mine as materialized (
   select l.slot
     from due d cross join lateral (
-         select slot from onceq.lane_locks where slot = d.slot::smallint for update skip locked) l
+         select slot from onceq.lane_locks where slot = d.slot::smallint and $2::bool for update skip locked) l
 ),
 next as materialized (
   select pg_catalog.min(c.due) as due
@@ -604,6 +604,19 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	if p.q.citus.Load() == citusYes {
 		return p.lookInParts(ctx, from, sweeping, part)
 	}
+	if part.slot == anySlot && !p.came {
+		// Most looks find nothing. To plan promoteCalls takes tens of milliseconds of a new connection, and to run it half of one.
+		var due int
+		switch did, due, now, err = p.see(ctx, from, sweeping); {
+		case p.q.foundCitus(ctx, p.db, err):
+			return p.lookInParts(ctx, from, sweeping, part)
+		case err != nil:
+			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
+		case due == 0:
+			return did, now, left, nil
+		}
+		sweeping = false
+	}
 	var end *time.Time
 	var due, mine int
 	var next int64
@@ -623,24 +636,9 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	if first != nil {
 		lease, holder, leases = first.x.lease.Microseconds(), first.holder, &first.queue
 	}
-	batch := &pgx.Batch{}
-	batch.Queue(beginOwn)
-	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
-		if err := rows.Err(); err != nil {
-			return err // rows that failed have no columns to ask for, and panic
-		}
-		columns := make([]any, len(rows.FieldDescriptions()))
-		if len(columns) > 0 {
-			columns[0] = &now
-		}
-		return row(columns...)(rows)
-	})
-	if sweeping {
-		batch.Queue(p.q.sql(sweepMembers))
-		batch.Queue(p.q.sql(lacksRows)).Query(row(&did.lacks))
-	}
+	batch := p.looking(sweeping, &now, &did)
 	part.locked, part.due, part.lane = false, 0, ""
-	batch.Queue(p.q.sql(lockCalls), from).Query(func(rows pgx.Rows) error {
+	batch.Queue(p.q.sql(lockCalls), from, true).Query(func(rows pgx.Rows) error {
 		err := row(nil, &due, &mine, &next, &did.families)(rows)
 		part.locked = err == nil
 		return err
@@ -671,6 +669,40 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 		p.woken(queue)
 	}
 	return did, now, left, nil
+}
+
+// looking begins the message of a look: its transaction, and what a sweep does.
+func (p *promoter) looking(sweeping bool, now *time.Time, did *promoted) *pgx.Batch {
+	batch := &pgx.Batch{}
+	batch.Queue(beginOwn)
+	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
+		if err := rows.Err(); err != nil {
+			return err // rows that failed have no columns to ask for, and panic
+		}
+		columns := make([]any, len(rows.FieldDescriptions()))
+		if len(columns) > 0 {
+			columns[0] = now
+		}
+		return row(columns...)(rows)
+	})
+	if sweeping {
+		batch.Queue(p.q.sql(sweepMembers))
+		batch.Queue(p.q.sql(lacksRows)).Query(row(&did.lacks))
+	}
+	return batch
+}
+
+// see is a look that locks nothing. It returns how many slots have calls that are due.
+func (p *promoter) see(ctx context.Context, from time.Time, sweeping bool) (did promoted, due int, now time.Time, err error) {
+	unbroken, cancel := outlast(ctx, 30*time.Second)
+	defer cancel()
+	var next int64
+	batch := p.looking(sweeping, &now, &did)
+	batch.Queue(p.q.sql(lockCalls), from, false).Query(row(nil, &due, nil, &next, &did.families))
+	batch.Queue("commit")
+	err = p.db.SendBatch(unbroken, batch).Close()
+	did.next = time.Duration(next) * time.Microsecond
+	return did, due, now, err
 }
 
 // lockLanes locks all slots, so that nobody counts.

@@ -5420,7 +5420,7 @@ with due as materialized (
 mine as materialized (
   select l.slot
     from due d cross join lateral (
-         select slot from onceq.lane_locks where slot = d.slot::smallint for update skip locked) l
+         select slot from onceq.lane_locks where slot = d.slot::smallint and $2::bool for update skip locked) l
 ),
 next as materialized (
   select pg_catalog.min(c.due) as due
@@ -5438,14 +5438,14 @@ select pg_catalog.set_config('onceq_lanes.slots', coalesce((select pg_catalog.st
 -- promoter.go: lockLanes
 select count(*) from (select slot from onceq.lane_locks order by slot for update) l;
 
--- promoter.go: look
-select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
-       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
-       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
-
 -- promoter.go: lookAtFamilies
 select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
        pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
+
+-- promoter.go: looking
+select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
 -- promoter.go: promoteCalls
