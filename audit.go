@@ -45,7 +45,8 @@ returning id`
 	if a.Who == "" || a.What == "" {
 		return 0, invalid("Action", "needs Who and What")
 	}
-	if err := q.queryRow(ctx, db, insert, []any{a.Who, a.What, a.JobID, a.About, a.Why, a.Outcome}, &id); err != nil {
+	args := []any{a.Who, a.What, a.JobID, a.About, a.Why, a.Outcome}
+	if err := q.sendBare(ctx, db, insert, args, row(&id)); err != nil {
 		return 0, fmt.Errorf("onceq: recording an action: %w", err)
 	}
 	return id, nil

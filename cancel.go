@@ -139,7 +139,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 // cancel cancels the jobs that nobody holds and, if running, asks the holders of the others to stop. With keep, keys stay taken
 // for their windows.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running, keep bool) (cancelled, asked int, err error) {
-	gone, err := q.cancelFree(ctx, db, hot, ids, false, keep)
+	gone, err := q.cancelFree(ctx, db, forCaller, ids, false, keep)
 	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
@@ -147,10 +147,10 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running, keep bo
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
 	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
 	// former holder may have looked for a request just before.
-	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
+	if err := q.send(ctx, db, forCaller, requestCancels, []any{ids}, row(&asked)); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
-	gone, err = q.cancelFree(ctx, db, hot, ids, false, keep)
+	gone, err = q.cancelFree(ctx, db, forCaller, ids, false, keep)
 	return cancelled + len(gone), asked - len(gone), err
 }
 
@@ -318,7 +318,7 @@ hurried as (
 select count(*) from hurried`
 	for _, statement := range []string{hurryWaits, hurry} {
 		var some int
-		if err = q.guarded(ctx, db, statement, []any{ids}, &some); err != nil {
+		if err = q.send(ctx, db, forCaller, statement, []any{ids}, row(&some)); err != nil {
 			return n, fmt.Errorf("onceq: retry: %w", err)
 		}
 		n += some

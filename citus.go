@@ -174,8 +174,9 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
   from onceq.meta`
 	const sequence = `select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
 	var used, drawn int64
-	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &oldest, &encoding, &used, &lacks)); err == nil {
-		err = q.send(ctx, q.pool, checking, sequence, nil, row(&drawn))
+	err = q.send(ctx, q.pool, forCallerRare, tables, nil, row(&version, &oldest, &encoding, &used, &lacks))
+	if err == nil {
+		err = q.send(ctx, q.pool, forCallerRare, sequence, nil, row(&drawn))
 	}
 	return version, oldest, encoding, drawn >= used, lacks, err
 }

@@ -275,6 +275,23 @@ func (e *tablesMissing) Error() string {
 
 func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
 
+// limitError is the error of a statement that a time limit has ended which is not onceq's. Postgres names the
+// limit and not what to do.
+type limitError struct{ error }
+
+func (e *limitError) Error() string {
+	if lockedOut(e.error) {
+		return e.error.Error() + ": somebody has locked what this needs for longer than lock_timeout allows" +
+			" (onceq doctor and pg_locks name the session); run it again, in a new transaction if this one is" +
+			" yours, or end that session"
+	}
+	return e.error.Error() + ": it took or waited longer than statement_timeout allows, or was cancelled;" +
+		" look for a lock first (onceq doctor and pg_locks name the session), and run it again, in a new" +
+		" transaction if this one is yours"
+}
+
+func (e *limitError) Unwrap() error { return e.error }
+
 // abortedError is Postgres's answer to a statement in a transaction in which an earlier one has failed. The answer does not
 // name that one.
 type abortedError struct{ error }

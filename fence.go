@@ -313,6 +313,14 @@ returning f.token`
 // any time.
 const maxRetryAfter = 500 * time.Millisecond
 
+// by is how a claim is sent. Outside jobs somebody waits for it; an effect is part of a job's run.
+func (f *Fence) by() way {
+	if f.job == nil {
+		return forCaller
+	}
+	return hot
+}
+
 // claim is Claim. With asking, an uncertain fence whose policy is to ask is claimed too, for perform.
 func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, error) {
 	if err := f.q.identify(ctx, db); err != nil {
@@ -328,7 +336,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		var token, identity *int64
 		var until, since *time.Time
 		c.began = time.Now()
-		err := f.q.guarded(ctx, db, statement, args, &holds, &token, &until, &since, &identity)
+		err := f.q.send(ctx, db, f.by(), statement, args, row(&holds, &token, &until, &since, &identity))
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.told(err))
@@ -361,7 +369,8 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		}
 		if doubt == holding {
 			var token int64
-			err := f.q.guarded(ctx, db, holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, &token)
+			args := []any{int16(f.class), f.scope, f.key, r.token, r.detail}
+			err := f.q.send(ctx, db, f.by(), holdFence, args, row(&token))
 			switch {
 			case errors.Is(err, pgx.ErrNoRows):
 				continue // decided in between
@@ -404,8 +413,8 @@ type fenceRow struct {
 
 func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	var until *time.Time
-	err = f.q.guarded(ctx, db, readFence, []any{int16(f.class), f.scope, f.key},
-		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now)
+	err = f.q.send(ctx, db, f.by(), readFence, []any{int16(f.class), f.scope, f.key}, row(
+		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now))
 	if until != nil {
 		r.until = *until
 	}

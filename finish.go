@@ -111,6 +111,9 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	}
 	statement, args := l.completion()
 	err := l.q.sendBare(ctx, db, statement, args, noRows)
+	if overLimit(err) && own(db) != nil && ctx.Err() == nil { // otherwise the job would run again
+		err = l.q.send(ctx, db, hot, statement, args, noRows)
+	}
 	if l.lined() && aboutOne(err) && own(db) != nil {
 		err = l.q.send(ctx, db, hot.withoutHandOver(), statement, args, noRows)
 	}

@@ -170,7 +170,7 @@ func (x *examination) ago(d time.Duration) time.Time {
 }
 
 func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
-	by := examining
+	by := reading
 	by.clock = &x.now
 	if err := x.q.send(ctx, x.q.pool, by, statement, args, each(scan)); err != nil {
 		return fmt.Errorf("onceq: health: %w", err)

@@ -243,7 +243,7 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) e
 		}
 	}
 	if limit == nil {
-		return q.guarded(ctx, db, removeLimit, []any{line, slot}, nil)
+		return q.send(ctx, db, forCaller, removeLimit, []any{line, slot}, row(nil))
 	}
 	n := limit.AtOnce
 	var rate, per, burst any
@@ -253,7 +253,7 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) e
 		}
 		rate, per, burst = limit.Rate, limit.Per.Microseconds(), limit.Burst
 	}
-	return q.guarded(ctx, db, setLimit, []any{line, slot, n, rate, per, burst}, nil)
+	return q.send(ctx, db, forCaller, setLimit, []any{line, slot, n, rate, per, burst}, row(nil))
 }
 
 // familyOf is the name under which the limit of all lines of a family is stored: what comes before the first slash that is not

@@ -79,8 +79,9 @@ func (q *Queue) Move(ctx context.Context, db DB, id int64, queue string) (moved 
 func (q *Queue) move(ctx context.Context, db DB, ids []int64, queue string) (moved int, err error) {
 	// A job that waits for its lane may become live in between, so those are tried first.
 	var n int
-	if err = q.guarded(ctx, db, moveWaits, []any{ids, queue}, &moved); err == nil && moved < len(ids) {
-		err = q.guarded(ctx, db, moveJobs, []any{ids, queue, rand.Int64(), outside(db)}, &n, nil)
+	err = q.send(ctx, db, forCaller, moveWaits, []any{ids, queue}, row(&moved))
+	if err == nil && moved < len(ids) {
+		err = q.send(ctx, db, forCaller, moveJobs, []any{ids, queue, rand.Int64(), outside(db)}, row(&n, nil))
 	}
 	switch {
 	case sqlstate.Of(err) == "23505": // another job that had the id has an effect of the same name there

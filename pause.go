@@ -97,7 +97,7 @@ func (q *Queue) pause(ctx context.Context, db DB, what, name, note string) error
 		return err
 	}
 	defer q.pauses.forget()
-	if err := q.queryRow(ctx, db, writePause, []any{what, name, note}, nil); err != nil {
+	if err := q.sendBare(ctx, db, writePause, []any{what, name, note}, row(nil)); err != nil {
 		return fmt.Errorf("onceq: pausing %s %q: %w", what, name, err)
 	}
 	return nil
@@ -109,7 +109,8 @@ func (q *Queue) resume(ctx context.Context, db DB, what, name string) (was bool,
 		return false, err
 	}
 	defer q.pauses.forget()
-	if err := q.queryRow(ctx, db, end, []any{what, name}, &was); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	err = q.sendBare(ctx, db, end, []any{what, name}, row(&was))
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, fmt.Errorf("onceq: resuming %s %q: %w", what, name, err)
 	}
 	return was, nil

@@ -531,7 +531,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		return did, err
 	}
 	if did.lacks {
-		if err := putBack(ctx, p.q, p.db); err != nil {
+		if err := putBack(ctx, p.q, p.db, rare); err != nil {
 			return did, err
 		}
 		did.calls++ // look again, for all calls

@@ -159,7 +159,8 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_c
 	var version, oldest int
 	var encoding string
 	var citus, ahead, lacks bool
-	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &oldest, &encoding, &citus, &ahead, &lacks))
+	all := row(&version, &oldest, &encoding, &citus, &ahead, &lacks)
+	err := q.send(ctx, q.pool, forCallerRare, read, nil, all)
 	if err == nil {
 		q.learn(citus)
 	} else if noTables(err) {
@@ -186,7 +187,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_c
 	case !ahead:
 		return ErrIDTaken
 	case lacks:
-		return putBack(ctx, q, q.pool)
+		return putBack(ctx, q, q.pool, forCallerRare)
 	}
 	return nil
 }
@@ -201,7 +202,7 @@ const lacksRows = `select ` + rowsLack
 
 // putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from then
 // on each one locks them before it does. The call is looked for under the lock of all, so that there is one.
-func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool) error {
+func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by way) error {
 	const (
 		locks  = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
 		called = `select count(*) from onceq.lane_calls where slot = -1 and lane = ''`
@@ -213,7 +214,7 @@ func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool) error {
 		put += tag.RowsAffected()
 		return err
 	}
-	err := atomically(ctx, pool, checking, func(db DB) error {
+	err := atomically(ctx, pool, by, func(db DB) error {
 		var calls int
 		err := insert(db, locks)
 		if err == nil {

@@ -121,7 +121,7 @@ var redrivable = []State{StateDead, StateCancelled, StateHeld}
 type redriven struct{ back, taken, held, early, usedUp []int64 }
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (redriven, error) {
-	return q.redriveBy(ctx, db, hot, ids, states, nil)
+	return q.redriveBy(ctx, db, forCaller, ids, states, nil)
 }
 
 // redriveBy adds to led, if it is not nil, the groups of which members came back.
@@ -244,7 +244,7 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 	held, usedUp, tried := 0, 0, 0
 	led := make(map[int64]bool)
 	redrive := func(ids []int64) error {
-		r, err := q.redriveBy(ctx, db, hot, ids, filter.chosen(), led)
+		r, err := q.redriveBy(ctx, db, forCaller, ids, filter.chosen(), led)
 		redriven, taken, held, usedUp = redriven+len(r.back), taken+len(r.taken), held+len(r.held), usedUp+len(r.usedUp)
 		return err
 	}
@@ -255,7 +255,7 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 		filter.Progress = func(n int) error { tried = n - len(last); return progress(tried) }
 	}
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
-		err := q.send(ctx, db, hot, readFollowers, []any{ids}, each(func(rows pgx.Rows) error {
+		err := q.send(ctx, db, forCaller, readFollowers, []any{ids}, each(func(rows pgx.Rows) error {
 			var id int64
 			var of []int64
 			err := rows.Scan(&id, &of)
@@ -330,7 +330,7 @@ select count(*), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_a
 
 func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {
 	_, past := (&Filter{States: states}).states()
-	if err = q.guarded(ctx, db, discardJobs, []any{ids, past}, &n, nil); err != nil {
+	if err = q.send(ctx, db, forCaller, discardJobs, []any{ids, past}, row(&n, nil)); err != nil {
 		return 0, fmt.Errorf("onceq: discard: %w", err)
 	}
 	return n, nil

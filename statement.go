@@ -81,14 +81,14 @@ var (
 	// rare is the same for statements whose plans do depend on their values.
 	rare = way{begin: beginOwn, settings: guardPlans + `, ` + noLimits}
 
-	// reading is for looking at large tables on behalf of people. It keeps the time limits of the role.
+	// forCaller and forCallerRare are hot and rare for what somebody asks for and waits for. Like asIs and
+	// reading, they keep the time limits of the role, the database and the pool: who sets them wants nobody to
+	// wait for longer.
+	forCaller     = way{begin: beginOwn, settings: hotPlans}
+	forCallerRare = way{begin: beginOwn, settings: guardPlans}
+
+	// reading is for looking at large tables, and at the server, on a standby too.
 	reading = way{settings: guardPlans}
-
-	// examining is for looking at the server, on a standby too, however long that takes, and at large tables.
-	examining = way{settings: guardPlans + `, ` + noLimits}
-
-	// checking is for reading the schema's version, before anything is known about it.
-	checking = way{begin: beginOwn, settings: `select ` + noLimits}
 )
 
 // beginOwn opens a transaction of the library's own, in the same round trip as its statement. The isolation level does not
@@ -96,8 +96,10 @@ var (
 const beginOwn = `begin isolation level read committed read write`
 
 // noLimits removes, from a transaction of the library's own, the time limits that a role, a database or the pool gives to
-// all. Background work must continue, and each such statement is short or ends with its context. The limits are for the
-// application's statements, and those in a handler's transaction keep them. It is part of what is sent before the library's
+// all. Background work must continue, and what becomes of a lease must not get lost; each such statement is
+// short or ends with its context. The limits are for the application's statements: those in a handler's
+// transaction keep them, and so does what the application calls and waits for (forCaller).
+// It is part of what is sent before the library's
 // statements, so that it costs no round trip and ends with the transaction, behind a pooler too.
 // idle_in_transaction_session_timeout cannot affect these transactions, because each is sent in one message. row_security
 // stays as it is: if it is off, Postgres reports that a policy hides rows of these tables, which is better than missing
@@ -236,13 +238,13 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 		if statement, args, err = q.onOneNode(ctx, db, statement, args); err != nil {
 			return q.told(err)
 		}
-		if more, ok := strings.CutPrefix(by.settings, hot.settings); ok {
-			by.settings = rare.settings + more
+		if more, ok := strings.CutPrefix(by.settings, hotPlans); ok {
+			by.settings = reading.settings + more
 		}
 	}
 	own := own(db)
 	if by.settings == "" || own == nil {
-		return q.told(query(ctx, db, q.sql(statement), args, read))
+		return by.told(q, query(ctx, db, q.sql(statement), args, read))
 	}
 	batch := &pgx.Batch{}
 	if by.begin != "" {
@@ -276,7 +278,22 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 	if err != nil && by.begin != "" && !errors.Is(err, pgx.ErrNoRows) {
 		rollBack(ctx, db)
 	}
-	return q.told(err)
+	return by.told(q, err)
+}
+
+// told is Queue.told, and says of a time limit that is not the way's own what to do.
+func (w way) told(q *Queue, err error) error {
+	var limit *limitError
+	if err = q.told(err); w.patience == 0 && overLimit(err) && !errors.As(err, &limit) {
+		return &limitError{err}
+	}
+	return err
+}
+
+// overLimit reports whether Postgres ended a statement because of a time limit.
+func overLimit(err error) bool {
+	state := sqlstate.Of(err)
+	return state == "55P03" || state == "57014"
 }
 
 // queryRow sends a statement as it is and scans its one row. No row is pgx.ErrNoRows.
@@ -284,25 +301,16 @@ func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []an
 	return q.send(ctx, db, asIs, statement, args, row(dest...))
 }
 
-// sendBare sends a statement as it is, which is a transaction by itself on a pool. If that fails there because of settings
-// that the server gives to all statements, it is sent again with its own. To send them always would cost a round trip's
-// worth of work for every job.
+// sendBare sends a statement as it is, which is a transaction by itself on a pool. If that fails there because
+// a database, a role or the pool makes all transactions read-only, or gives them another isolation level, it is
+// sent again with its own settings. To send them always would cost a round trip's worth of work for every job.
 func (q *Queue) sendBare(ctx context.Context, db DB, statement string, args []any, take func(pgx.Rows) error) error {
 	err := q.send(ctx, db, asIs, statement, args, take)
-	if own(db) != nil && ctx.Err() == nil && fromDefaults(err) {
-		err = q.send(ctx, db, hot, statement, args, take)
+	state := sqlstate.Of(err)
+	if (state == "25006" || state == "40001") && own(db) != nil && ctx.Err() == nil {
+		err = q.send(ctx, db, forCaller, statement, args, take)
 	}
 	return err
-}
-
-// fromDefaults reports whether a statement that is a transaction by itself failed because of settings that a database, a
-// role or the pool gives to all statements: read-only, another isolation level, or time limits.
-func fromDefaults(err error) bool {
-	switch sqlstate.Of(err) {
-	case "25006", "40001", "55P03", "57014":
-		return true
-	}
-	return false
 }
 
 // guarded sends a statement the hot way and scans its one row.

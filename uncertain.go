@@ -142,7 +142,8 @@ func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) err
 		return told
 	}
 	var token int64
-	err := f.q.guarded(ctx, db, keepDoubt, []any{int16(f.class), f.scope, f.key, r.token}, &token)
+	args := []any{int16(f.class), f.scope, f.key, r.token}
+	err := f.q.send(ctx, db, forCaller, keepDoubt, args, row(&token))
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
 		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
 	}
@@ -265,7 +266,8 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 		return err
 	}
 	var token int64
-	err = f.q.guarded(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}, &token)
+	args := []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}
+	err = f.q.send(ctx, db, forCaller, resolveFence, args, row(&token))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}
@@ -439,7 +441,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
 		var n int
 		var again []int64
-		err := atomically(ctx, db, rare, func(db DB) error {
+		err := atomically(ctx, db, forCallerRare, func(db DB) error {
 			var held []int64
 			if err := q.queryRow(ctx, db, resolveEffects, []any{ids, past, int16(r.state), raw, name}, &n, &held); err != nil {
 				return fmt.Errorf("onceq: resolve: %w", err)

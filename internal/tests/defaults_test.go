@@ -2,6 +2,9 @@ package tests
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -43,7 +47,7 @@ func spyOn(t *testing.T, db *queuetest.DB) {
 	}
 	exec(spy)
 	exec(`create trigger spy after insert on public.mine for each row execute function public.spy()`)
-	for _, table := range []string{"jobs", "job_fences", "job_history", "waiters", "queues", "job_cancels", "workers", "job_counts"} {
+	for _, table := range []string{"jobs", "job_fences", "job_history", "job_waits", "waiters", "queues", "job_cancels", "workers", "job_counts", "lane_limits", "pauses", "actions", "meta"} {
 		exec(`create trigger spy after insert or update or delete on ` + pgx.Identifier{db.Schema, table}.Sanitize() + ` for each row execute function public.spy()`)
 	}
 }
@@ -66,8 +70,8 @@ func write(t *testing.T, db *queuetest.DB, fn func(tx pgx.Tx)) {
 	}))
 }
 
-// The time limits of a role, a database or the pool are meant for the application's statements. The library's statements
-// set their own, and the application's keep theirs.
+// The time limits of a role, a database or the pool are meant for the application's statements, and for what it calls and waits for.
+// What workers do has its own.
 func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"database", "pool"} {
@@ -90,7 +94,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 				db.Pool.Reset()
 			}
 			ctx, q := t.Context(), db.Queue
-			const own, users = "0 0 read committed", "30min 31min serializable"
+			const own, users, callers = "0 0 read committed", "30min 31min serializable", "30min 31min read committed"
 
 			var lost, cancelled int64
 			write(t, db, func(tx pgx.Tx) {
@@ -111,7 +115,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			require.Equal(t, []string{users}, spied(t, db, "job_fences INSERT"))
 			_, err := q.Cancel(ctx, db.Pool, cancelled)
 			require.NoError(t, err)
-			require.Equal(t, []string{own}, spied(t, db, "job_history INSERT"))
+			require.Equal(t, []string{callers}, spied(t, db, "job_history INSERT"), "see TestDefaults_WhatACallerWaitsForKeepsTheLimits")
 			// A process ends without finishing its jobs.
 			leases, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"k"}, Lease: time.Millisecond})
 			require.NoError(t, err)
@@ -153,10 +157,10 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			for _, what := range []string{"queues INSERT", "waiters DELETE"} {
 				require.Equal(t, []string{own}, spied(t, db, what), what)
 			}
-			require.Equal(t, []string{"30min 31min read committed"}, spied(t, db, "mine INSERT"))
+			require.Equal(t, []string{callers}, spied(t, db, "mine INSERT"))
 			const outcome = "0 1s read committed" // see outbox.go
 			require.ElementsMatch(t, []string{own, outcome}, spied(t, db, "jobs UPDATE"), "claims, retries")
-			require.ElementsMatch(t, []string{own, outcome, "30min 31min read committed"}, spied(t, db, "jobs DELETE"), "completions, the handler's own among them")
+			require.ElementsMatch(t, []string{outcome, callers}, spied(t, db, "jobs DELETE"), "completions, the handler's own among them, and what was cancelled")
 			require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from onceq.job_fences where key = $1 and state = 3`, "lost"))
 			require.NotContains(t, w.logged(), "SQLSTATE", "background work that a limit has ended")
 			require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_history where id = $1`, lost))
@@ -164,7 +168,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			n, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "one"}, func(context.Context, *onceq.FenceLease) (int, error) { return 7, nil })
 			require.NoError(t, err)
 			require.Equal(t, 7, n)
-			require.ElementsMatch(t, []string{own, users}, spied(t, db, "job_fences INSERT"))
+			require.ElementsMatch(t, []string{own, users, callers}, spied(t, db, "job_fences INSERT"))
 
 			write(t, db, func(tx pgx.Tx) {
 				_, err := tx.Exec(ctx, `delete from public.spied`)
@@ -197,7 +201,6 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 	}
 }
 
-// A limit that ends the application's statements, for good reasons, does not end the library's.
 // A job is replaced on a pool as it is enqueued there.
 func TestDefaults_Replace(t *testing.T) {
 	t.Parallel()
@@ -215,6 +218,7 @@ func TestDefaults_Replace(t *testing.T) {
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, Replaced: true, State: onceq.StateDelayed}, again)
 }
 
+// A limit that ends the application's statements, for good reasons, does not end what workers do.
 func TestDefaults_ALockTimeoutEndsNoCompletion(t *testing.T) {
 	t.Parallel()
 	const limit = 200 * time.Millisecond
@@ -437,3 +441,421 @@ func TestCancel_ARequestForAnEarlierJobWithTheIDCancelsNothing(t *testing.T) {
 	require.NoError(t, l.Release(ctx))
 	require.Equal(t, onceq.StateCancelled, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first)).State)
 }
+
+// A call that somebody waits for. reads says that it writes nothing, and unlimited what it may write without limits.
+type inCallersTime struct {
+	do        func(ctx context.Context, q *onceq.Queue, db onceq.DB) error
+	reads     bool
+	unlimited string
+}
+
+// inCallersTimeCalls are all public methods of Queue and Fence that send statements, and Do. What workers do is not among
+// them: Claim, and what is done with a lease.
+func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime {
+	ctx := t.Context()
+	fails := errors.New("reset")
+	claim := func(kind string) *onceq.Lease {
+		leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Kinds: []string{kind}, Lease: time.Hour})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		return leases[0]
+	}
+	live := func() int64 { return add(t, db, onceq.Job{}) }
+	delayed := func() int64 { return add(t, db, onceq.Job{Delay: time.Hour}) }
+	running := func() int64 { return add(t, db, onceq.Job{Kind: "runs"}) }()
+	claim("runs")
+	dead := func() int64 {
+		id := add(t, db, onceq.Job{Kind: "dies"})
+		require.NoError(t, claim("dies").Fail(ctx, onceq.Fatal(fails)))
+		return id
+	}
+	held := func() int64 {
+		id := add(t, db, onceq.Job{Kind: "holds"})
+		for range 2 {
+			l := claim("holds")
+			_, err := onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 0, fails }, onceq.OnUncertain(onceq.Hold()))
+			require.Error(t, err)
+			if errors.Is(err, onceq.ErrHeld) {
+				require.NoError(t, l.Fail(ctx, err))
+				continue
+			}
+			require.NoError(t, l.Release(ctx))
+		}
+		return id
+	}
+	fence := func(q *onceq.Queue, key string) *onceq.Fence {
+		f, err := q.Fence(onceq.FenceSpec{Key: key})
+		require.NoError(t, err)
+		return f
+	}
+	doubtful, err := fence(db.Queue, "doubtful").Claim(ctx, db.Pool)
+	require.NoError(t, err)
+	require.NoError(t, doubtful.Uncertain(ctx, nil, fails))
+	j := func(key string) onceq.Job { return onceq.Job{Kind: "k", Key: key, Payload: 1} }
+	add(t, db, onceq.Job{Key: "replaced", Delay: time.Hour})
+	these := func(id int64) onceq.Filter { return onceq.Filter{IDs: []int64{id}} }
+	all := onceq.Filter{All: true}
+	group, err := db.Queue.EnqueueGroup(ctx, db.Pool, []onceq.Job{j("member")}, j("then"))
+	require.NoError(t, err)
+
+	_, err = db.Queue.Emit(ctx, db.Pool, "s", "here", 1)
+	require.NoError(t, err)
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "removed", onceq.Limit{AtOnce: 2}))
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "k", "removed", 2))
+	require.NoError(t, db.Queue.PauseQueue(ctx, db.Pool, "resumed", ""))
+	require.NoError(t, db.Queue.PauseKind(ctx, db.Pool, "resumed", ""))
+
+	calls := make(map[string]inCallersTime)
+	write := func(name string, do func(ctx context.Context, q *onceq.Queue, db onceq.DB) error) {
+		calls[name] = inCallersTime{do: do}
+	}
+	read := func(name string, do func(ctx context.Context, q *onceq.Queue, db onceq.DB) error) {
+		calls[name] = inCallersTime{do: do, reads: true}
+	}
+	onID := func(name string, id int64, do func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error) {
+		write(name, func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { return do(ctx, q, db, id) })
+	}
+
+	write("Enqueue", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Enqueue(ctx, db, onceq.Job{Kind: "k", Payload: 1})
+		return err
+	})
+	write("Enqueue, in a lane", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Enqueue(ctx, db, onceq.Job{Kind: "k", Payload: 1, Lane: "a"})
+		return err
+	})
+	write("Enqueue, replacing", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Enqueue(ctx, db, onceq.Job{Kind: "k", Key: "replaced", Payload: 2, Replace: onceq.ReplacePayload})
+		return err
+	})
+	write("EnqueueUnique", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.EnqueueUnique(ctx, db, j("unique"))
+		return err
+	})
+	write("EnqueueMany", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.EnqueueMany(ctx, db, []onceq.Job{j("many"), j("more")})
+		return err
+	})
+	write("EnqueueGroup", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.EnqueueGroup(ctx, db, []onceq.Job{j("a member")}, j("a follower"))
+		return err
+	})
+	write("Emit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Emit(ctx, db, "s", "k", 1)
+		return err
+	})
+	onID("Cancel", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.Cancel(ctx, db, id)
+		return err
+	})
+	onID("Cancel, of one that runs", running, func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.Cancel(ctx, db, id)
+		return err
+	})
+	onID("CancelMany", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, _, err := q.CancelMany(ctx, db, these(id))
+		return err
+	})
+	write("CancelGroup", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, _, err := q.CancelGroup(ctx, db, group.Then.ID)
+		return err
+	})
+	onID("Retry", delayed(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.Retry(ctx, db, id)
+		return err
+	})
+	onID("RetryMany", delayed(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.RetryMany(ctx, db, onceq.Filter{IDs: []int64{id}, States: []onceq.State{onceq.StateDelayed}})
+		return err
+	})
+	onID("Move", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.Move(ctx, db, id, "other")
+		return err
+	})
+	onID("MoveMany", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.MoveMany(ctx, db, these(id), "other")
+		return err
+	})
+	onID("Redrive", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.Redrive(ctx, db, id)
+		return err
+	})
+	onID("RedriveMany", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, _, err := q.RedriveMany(ctx, db, these(id))
+		return err
+	})
+	onID("Discard", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error { return q.Discard(ctx, db, id) })
+	onID("DiscardMany", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, err := q.DiscardMany(ctx, db, these(id))
+		return err
+	})
+	onID("Resolve", held(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		return q.Resolve(ctx, db, id, "e", onceq.NeverApplied())
+	})
+	onID("ResolveMany", held(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		_, _, err := q.ResolveMany(ctx, db, these(id), "", onceq.NeverApplied())
+		return err
+	})
+	write("SetLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		return q.SetLimit(ctx, db, "l", onceq.Limit{AtOnce: 2})
+	})
+	write("RemoveLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { return q.RemoveLimit(ctx, db, "removed") })
+	write("SetLaneLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		return q.SetLaneLimit(ctx, db, "k", "a", 2)
+	})
+	write("RemoveLaneLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		return q.RemoveLaneLimit(ctx, db, "k", "removed")
+	})
+	write("PauseQueue", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { return q.PauseQueue(ctx, db, "p", "") })
+	write("ResumeQueue", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.ResumeQueue(ctx, db, "resumed")
+		return err
+	})
+	write("PauseKind", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { return q.PauseKind(ctx, db, "p", "") })
+	write("ResumeKind", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.ResumeKind(ctx, db, "resumed")
+		return err
+	})
+	write("RecordAction", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.RecordAction(ctx, db, onceq.Action{Who: "me", What: "look"})
+		return err
+	})
+	write("NewInstallation", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.NewInstallation(ctx)
+		return err
+	})
+	write("Fence.Claim", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := fence(q, "claimed").Claim(ctx, db)
+		return err
+	})
+	write("Fence.Claim, of a key of unknown outcome", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		f, err := q.Fence(onceq.FenceSpec{Key: "doubtful", Policy: onceq.Hold()})
+		if err == nil {
+			_, err = f.Claim(ctx, nil)
+		}
+		if errors.Is(err, onceq.ErrHeld) {
+			return nil
+		}
+		return err
+	})
+	write("Fence.Resolve", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		return fence(q, "doubtful").Resolve(ctx, nil, onceq.Applied(1))
+	})
+	calls["Do"] = inCallersTime{unlimited: "job_fences UPDATE", do: func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
+		_, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "do"}, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
+		return err
+	}}
+
+	choose := func(would func(*onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error)) func(context.Context, *onceq.Queue, onceq.DB) error {
+		return func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+			_, err := would(q)(ctx, db, all)
+			return err
+		}
+	}
+	read("WouldCancel", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
+		return q.WouldCancel
+	}))
+	read("WouldRetry", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
+		return q.WouldRetry
+	}))
+	read("WouldMove", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
+		return q.WouldMove
+	}))
+	read("WouldRedrive", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
+		return q.WouldRedrive
+	}))
+	read("WouldDiscard", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
+		return q.WouldDiscard
+	}))
+	read("WouldResolve", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
+		return q.WouldResolve
+	}))
+	read("Event", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, _, err := q.Event(ctx, db, "s", "k")
+		return err
+	})
+	read("AwaitEvent", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.AwaitEvent(ctx, db, "s", "here")
+		return err
+	})
+	read("Actions", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Actions(ctx, db, onceq.ActionFilter{})
+		return err
+	})
+	read("CheckPayloads", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
+		_, err := q.CheckPayloads(ctx)
+		return err
+	})
+	read("Check", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { return q.Check(ctx) })
+	read("Counts", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Counts(ctx, db, onceq.CountFilter{})
+		return err
+	})
+	read("Explain", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Explain(ctx, db, running)
+		return err
+	})
+	read("Members", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Members(ctx, db, group.Then.ID, 0, 1)
+		return err
+	})
+	read("Group", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Group(ctx, db, group.Then.ID)
+		return err
+	})
+	read("Groups", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Groups(ctx, db, 0, 1)
+		return err
+	})
+	read("GroupsOf", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.GroupsOf(ctx, db, running)
+		return err
+	})
+	read("Get", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Get(ctx, db, running)
+		return err
+	})
+	read("GetByKey", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.GetByKey(ctx, db, "k", "replaced")
+		return err
+	})
+	read("List", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.List(ctx, db, onceq.Filter{})
+		return err
+	})
+	read("Page", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, _, err := q.Page(ctx, db, onceq.Filter{})
+		return err
+	})
+	read("Count", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Count(ctx, db, onceq.Filter{})
+		return err
+	})
+	read("Stats", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { _, err := q.Stats(ctx); return err })
+	read("Keys", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Keys(ctx, db, "k", "replaced")
+		return err
+	})
+	read("LaneLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.LaneLimit(ctx, db, "k", "a")
+		return err
+	})
+	read("Lanes", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Lanes(ctx, db, onceq.LaneFilter{})
+		return err
+	})
+	read("Limit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Limit(ctx, db, "l")
+		return err
+	})
+	read("Limits", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Limits(ctx, db, onceq.LimitFilter{})
+		return err
+	})
+	read("Pauses", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { _, err := q.Pauses(ctx, db); return err })
+	read("Workers", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { _, err := q.Workers(ctx, db); return err })
+	read("Effects", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Effects(ctx, db, running)
+		return err
+	})
+	read("Doubts", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, _, err := q.Doubts(ctx, db, onceq.Filter{})
+		return err
+	})
+	read("Health", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { _, err := q.Health(ctx); return err })
+	return calls
+}
+
+// The time limits that somebody has given to a role end what the application calls and waits for, and the error says what to
+// do. A request would wait for ever behind a forgotten transaction otherwise.
+func TestDefaults_WhatACallerWaitsForKeepsTheLimits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	calls := inCallersTimeCalls(t, db)
+	known := map[string]bool{"Claim": true, "EnqueueInBatch": true, "Fence": true, "Schema": true, "Logger": true, "Fence.String": true, "Do": true}
+	for name := range calls {
+		name, _, _ = strings.Cut(name, ",")
+		known[name] = true
+	}
+	for _, of := range []reflect.Type{reflect.TypeFor[*onceq.Queue](), reflect.TypeFor[*onceq.Fence]()} {
+		for i := range of.NumMethod() {
+			name := of.Method(i).Name
+			if of == reflect.TypeFor[*onceq.Fence]() {
+				name = "Fence." + name
+			}
+			require.True(t, known[name], "%s is not among the calls that keep the limits", name)
+		}
+	}
+	with := func(params map[string]string) (*pgxpool.Pool, *onceq.Queue) {
+		c := db.Pool.Config()
+		maps.Copy(c.ConnConfig.RuntimeParams, params)
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // preparing would meet the locks before the statements do
+		c.MaxConns = 4
+		pool, err := pgxpool.NewWithConfig(t.Context(), c)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
+		require.NoError(t, err)
+		return pool, q
+	}
+
+	// What each of them writes is written under the limits.
+	spyOn(t, db)
+	pool, q := with(limiting)
+	names := slices.Sorted(maps.Keys(calls))
+	for _, name := range names {
+		if name == "NewInstallation" { // is refused while a job runs
+			continue
+		}
+		c := calls[name]
+		write(t, db, func(tx pgx.Tx) {
+			_, err := tx.Exec(t.Context(), `delete from public.spied`)
+			require.NoError(t, err)
+		})
+		require.NoError(t, c.do(t.Context(), q, pool), name)
+		wrote := sqlOne[int](t, db, `select count(*) from public.spied`)
+		require.True(t, c.reads == (wrote == 0), "%s wrote %d times", name, wrote)
+		require.Empty(t, sqlOne[string](t, db, `select coalesce(string_agg(distinct concat_ws(' ', what, statement, lock), ', '), '') from public.spied
+			where (statement <> '30min' or lock <> '31min') and what <> $1`, c.unlimited), name)
+	}
+
+	// Somebody locks the tables, and forgets it.
+	tx, err := owner(t, db).Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), lockTables)
+	require.NoError(t, err)
+	t.Run("locked", func(t *testing.T) {
+		for limit, state := range map[string]string{"lock_timeout": "55P03", "statement_timeout": "57014"} {
+			pool, q := with(map[string]string{limit: "25ms"})
+			for _, name := range names {
+				t.Run(limit+", "+name, func(t *testing.T) {
+					t.Parallel()
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					err := calls[name].do(ctx, q, pool)
+					if name == "Health" && err == nil { // it names the session
+						return
+					}
+					require.Equal(t, state, sqlstate.Of(err), "%v", err)
+					require.Contains(t, err.Error(), limit)
+					require.Contains(t, err.Error(), "onceq doctor")
+				})
+			}
+		}
+	})
+}
+
+// lockTables locks all tables that calls need after they have read which installation it is.
+const lockTables = `
+do $$
+declare
+  r record;
+begin
+  for r in select oid::regclass as name from pg_class
+            where relnamespace = (select relnamespace from pg_class where oid = 'jobs'::regclass) and relkind = 'r' and relname not in ('meta', 'schema_version')
+            order by relname
+  loop
+    execute 'lock table ' || r.name || ' in access exclusive mode';
+  end loop;
+end $$`

@@ -57,21 +57,17 @@ func TestFailure_AWishJoinedWithAnErrorIsAFailure(t *testing.T) {
 	}
 }
 
-// A pool whose sessions may only read, or end each statement soon, is no reason to refuse a job.
+// A pool whose sessions may only read is no reason to refuse a job.
 func TestEnqueue_SettingsOfTheServerThatForbidIt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	pool := func(t *testing.T, name, value string) *pgxpool.Pool {
-		cfg, err := pgxpool.ParseConfig(db.URL)
-		require.NoError(t, err)
-		cfg.ConnConfig.RuntimeParams[name] = value
-		cfg.MaxConns = 1
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		require.NoError(t, err)
-		t.Cleanup(pool.Close)
-		return pool
-	}
-	readOnly := pool(t, "default_transaction_read_only", "on")
+	cfg, err := pgxpool.ParseConfig(db.URL)
+	require.NoError(t, err)
+	cfg.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	cfg.MaxConns = 1
+	readOnly, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(readOnly.Close)
 	r, err := db.Queue.Enqueue(t.Context(), readOnly, onceq.Job{Kind: "k", Payload: 1})
 	require.NoError(t, err)
 	require.NotZero(t, r.ID)
@@ -87,52 +83,6 @@ func TestEnqueue_SettingsOfTheServerThatForbidIt(t *testing.T) {
 	_, err = db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Payload: 1})
 	require.ErrorContains(t, err, "25006")
 	require.NoError(t, tx.Rollback(t.Context()))
-
-	// What waits for a lock waits for longer than the limit. The limit holds while pgx prepares a statement, and for what Stats
-	// reads: where the machine was too slow for that, it is tried again.
-	limited := pool(t, "statement_timeout", "100ms")
-	outlasts := func(prepare func() error, lock func(tx pgx.Tx) error, what func() error) {
-		t.Helper()
-		waits, deadline := false, time.Now().Add(patience)
-		for !waits {
-			require.True(t, time.Now().Before(deadline), "it ends before the lock is given back")
-			eventually(t, "prepared statements", func() bool { return prepare() == nil })
-			tx, err := db.Pool.Begin(t.Context())
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-			require.NoError(t, lock(tx))
-			ended := make(chan error, 1)
-			go func() { ended <- what() }()
-			eventually(t, "a lock that is waited for", func() bool {
-				waits = sqlOne[bool](t, db, `select exists (select from pg_stat_activity where wait_event_type = 'Lock'
-					and datname = current_database() and clock_timestamp() - query_start > interval '300 ms')`)
-				return waits || len(ended) > 0
-			})
-			require.NoError(t, tx.Rollback(t.Context()))
-			if err := receive(t, ended); waits {
-				require.NoError(t, err)
-			} else if err != nil { // Health names a lock that lasts long, and returns
-				require.ErrorContains(t, err, "57014")
-			}
-		}
-	}
-	enqueue := func(through onceq.DB, key string) error {
-		_, err := db.Queue.Enqueue(context.Background(), through, onceq.Job{Kind: "k", Payload: 1, Key: key})
-		return err
-	}
-	outlasts(func() error { return enqueue(limited, "a") }, func(tx pgx.Tx) error { return enqueue(tx, "b") }, func() error { return enqueue(limited, "b") })
-
-	// Health examines the server for longer than other statements may take.
-	q, err := onceq.New(limited, &onceq.Config{Schema: db.Schema})
-	require.NoError(t, err)
-	health := func() error {
-		_, err := q.Health(context.Background())
-		return err
-	}
-	outlasts(health, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.lane_calls in access exclusive mode`)
-		return err
-	}, health)
 }
 
 // A worker whose pool has no connection for a transaction gives the job to one that has.
