@@ -418,28 +418,81 @@ func (q *Queue) WouldCancel(ctx context.Context, db DB, filter Filter) (Choice, 
 	return q.choose(ctx, db, filter, cancellable)
 }
 
-// each calls do with the ids of the jobs that the filter chooses, page by page.
+// each calls do with the ids of the jobs that the filter chooses, part by part: newest first, where each part
+// commits on its own. Parts that commit together lock in the order of a single statement, or two calls would
+// meet in a deadlock: all ids are read before. Finished jobs are locked, and go newest first, because of two
+// with one key the newer gets it. Of live jobs the oldest go first.
 func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
 	if err := filter.repairs(allowed); err != nil {
 		return err
 	}
 	filter.States = filter.chosen()
-	for left, tried := filter.Limit, 0; ; {
-		if filter.Limit = repairChunk; left > 0 {
-			filter.Limit = min(left, repairChunk)
-		}
-		ids, err := q.ids(ctx, db, filter)
-		if err != nil || len(ids) == 0 {
-			return err
-		}
-		filter.After = ids[len(ids)-1]
+	tried := 0
+	part := func(ids []int64) error {
 		if err := do(ids); err != nil {
 			return err
 		}
-		if tried += len(ids); filter.Progress != nil {
-			if err := protect(func() error { return filter.Progress(tried) }); err != nil {
-				return err
-			}
+		if tried += len(ids); filter.Progress == nil {
+			return nil
+		}
+		return protect(func() error { return filter.Progress(tried) })
+	}
+	if outside(db) {
+		return filter.pages(ctx, q, db, part)
+	}
+	var all []int64
+	err := filter.pages(ctx, q, db, func(ids []int64) error { all = append(all, ids...); return nil })
+	slices.Sort(all)
+	if _, past := filter.states(); err == nil && len(past) > 0 && len(all) > 0 {
+		if err = q.queryRow(ctx, db, lockPast, []any{all}, nil); err != nil {
+			return fmt.Errorf("onceq: locking jobs: %w", err)
+		}
+		slices.Reverse(all)
+	}
+	for ids := range slices.Chunk(all, repairChunk) {
+		if err != nil {
+			break
+		}
+		err = part(ids)
+	}
+	return err
+}
+
+// lockPast locks jobs of the history in the order of their ids, then the fences of their keys in the order of
+// scope and key, and then the jobs that wait for them in the order of theirs: what parts of one call lock.
+var lockPast = `
+with h as materialized (
+  select id, scope, key from onceq.job_history where id = any ($1::bigint[]) order by id for update
+),
+fence as materialized (
+  select from (select * from h where key is not null order by scope, key) s cross join lateral (
+         select from onceq.job_fences f
+          where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = ` + sqlOfJob + `
+            and f.job_id = s.id for update) f
+),
+follower as materialized (
+  select from (select distinct ` + followLine("m.group_id") + ` as lane from h cross join lateral (
+                      select group_id from onceq.job_members where job_id + 0 = any (array[h.id])) m
+                order by 1) g
+   cross join lateral (
+         select from onceq.job_waits where lane = any (array[g.lane]) for no key update) w
+)
+select (select count(*) from h) + (select count(*) from fence) + (select count(*) from follower)`
+
+// pages calls do with the ids of the jobs that the filter chooses, newest first.
+func (f *Filter) pages(ctx context.Context, q *Queue, db DB, do func(ids []int64) error) error {
+	page := *f
+	for left := f.Limit; ; {
+		if page.Limit = repairChunk; left > 0 {
+			page.Limit = min(left, repairChunk)
+		}
+		ids, err := q.ids(ctx, db, page)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		page.After = ids[len(ids)-1]
+		if err := do(ids); err != nil {
+			return err
 		}
 		if left > 0 {
 			if left -= len(ids); left <= 0 {

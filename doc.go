@@ -99,7 +99,9 @@
 // # Which locks are taken, and in which order
 //
 // Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Emit alone has another
-// order, for the event's fence and the jobs that wait for it: see docs/architecture.md. EnqueueMany takes keys in
+// order, for the event's fence and the jobs that wait for it: see docs/architecture.md. In a
+// transaction of the caller's, CancelMany, RedriveMany, DiscardMany and ResolveMany keep to the order for all
+// of their jobs. EnqueueMany takes keys in
 // the order of scope and key, but in each call, and of more than 2,000 in each part of that size, those that have expired after
 // those that are absent. A completion locks its jobs' own fences, which nobody else changes once a job is started.
 // Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's

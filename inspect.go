@@ -299,7 +299,8 @@ type Filter struct {
 
 	// Progress, if not nil, is called by CancelMany, RetryMany, RedriveMany, MoveMany, DiscardMany and ResolveMany after
 	// each of their statements, with how many jobs have been tried so far. If it returns an error, no further statement is
-	// sent, and that error is returned.
+	// sent, and that error is returned. In a transaction of the caller's these methods choose all jobs
+	// first, and two such transactions lock them in the same order.
 	Progress func(tried int) error
 
 	floor int64 // only ids that are not smaller are chosen; 0 for all

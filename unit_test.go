@@ -753,6 +753,7 @@ var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"crowdOf":                 readCrowd,
 	"crowdOf on Citus":        readCrowdCitus,
+	"lockPast":                lockPast,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,
 	"replaceIn jobs":          replaceJobs,

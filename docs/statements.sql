@@ -685,6 +685,25 @@ call as (
 )
 select count(*) from hurried;
 
+-- cancel.go: lockPast
+with h as materialized (
+  select id, scope, key from onceq.job_history where id = any ($1::bigint[]) order by id for update
+),
+fence as materialized (
+  select from (select * from h where key is not null order by scope, key) s cross join lateral (
+         select from onceq.job_fences f
+          where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
+            and f.job_id = s.id for update) f
+),
+follower as materialized (
+  select from (select distinct E'\x1f' || pg_catalog.lpad(m.group_id::text, 19, '0') as lane from h cross join lateral (
+                      select group_id from onceq.job_members where job_id + 0 = any (array[h.id])) m
+                order by 1) g
+   cross join lateral (
+         select from onceq.job_waits where lane = any (array[g.lane]) for no key update) w
+)
+select (select count(*) from h) + (select count(*) from fence) + (select count(*) from follower);
+
 -- cancel.go: readState
 select case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3

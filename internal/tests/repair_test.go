@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -783,4 +784,150 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 	require.NoError(t, receive(t, claimed))
 	require.Equal(t, []int{0, 0}, []int{n, asked})
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_cancels`))
+}
+
+// Calls for many jobs in transactions of the caller's keep to one order, whatever each of them chooses. first is a call that has
+// more than one part; it stands between two parts until then, of another transaction, waits or has ended. before is what that
+// transaction has done already.
+type meeting struct {
+	first        func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error
+	before, then func(ctx context.Context, tx pgx.Tx) error
+	filter       onceq.Filter
+}
+
+func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	const many = 600 // a part has 500
+	enqueued := func(kind string) (ids []int64) {
+		jobs := make([]onceq.Job, many)
+		for i := range jobs {
+			jobs[i] = onceq.Job{Kind: kind, Payload: 1}
+		}
+		for _, r := range must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs)) {
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	cancelled := func(ids ...int64) []int64 {
+		_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: ids})
+		require.NoError(t, err)
+		return ids
+	}
+	past := func(ids ...int64) onceq.Filter {
+		return onceq.Filter{IDs: ids, States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}
+	}
+	redrive := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
+		_, _, err := q.RedriveMany(ctx, tx, filter)
+		return err
+	}
+	discard := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
+		_, err := q.DiscardMany(ctx, tx, filter)
+		return err
+	}
+	resolve := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
+		_, _, err := q.ResolveMany(ctx, tx, filter, "", onceq.NeverApplied())
+		return err
+	}
+	cancel := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
+		_, _, err := q.CancelMany(ctx, tx, filter)
+		return err
+	}
+	// The oldest of the jobs, and some that belong to the newest part of them.
+	oldest := func(ids []int64) []int64 { return ids[:many-450] }
+	same := func(ids []int64, filter func(...int64) onceq.Filter, call func(context.Context, pgx.Tx, onceq.Filter) error) meeting {
+		return meeting{filter: filter(ids...), first: call, then: func(ctx context.Context, tx pgx.Tx) error { return call(ctx, tx, filter(oldest(ids)...)) }}
+	}
+
+	running := enqueued("runs")
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"runs"}, Limit: many, Lease: time.Hour})
+	require.NoError(t, err)
+	require.Len(t, leases, many)
+
+	// One that waited for others is redriven after them, though its id is between theirs.
+	alone := func(j onceq.Job) int64 {
+		j.Kind, j.Payload = "k", 1
+		return must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, j)).ID
+	}
+	member := alone(onceq.Job{})
+	follower := alone(onceq.Job{After: []onceq.JobRef{{ID: member}}})
+	newer := alone(onceq.Job{})
+	cancelled(follower)
+	cancelled(member, newer)
+
+	// The key of the oldest comes last, and what waits for the oldest came last.
+	keyed := enqueued("keyed")
+	a, b := alone(onceq.Job{}), alone(onceq.Job{})
+	z := alone(onceq.Job{Key: "z"})
+	between := enqueued("between")
+	y := alone(onceq.Job{Key: "y"})
+	cancelled(append(append([]int64{z}, between...), y)...)
+	enqueue := func(key string) func(context.Context, pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error {
+			_, err := q.Enqueue(ctx, tx, onceq.Job{Kind: "k", Payload: 1, Key: key})
+			return err
+		}
+	}
+	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: keyed[many-1]}, {ID: a}}})
+	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: keyed[0]}, {ID: b}}})
+	cancelled(append(keyed, a, b)...)
+	redriveOne := func(id int64) func(context.Context, pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error { _, err := q.Redrive(ctx, tx, id); return err }
+	}
+
+	for name, m := range map[string]meeting{
+		"RedriveMany": same(cancelled(enqueued("redriven")...), past, redrive),
+		"DiscardMany": same(cancelled(enqueued("discarded")...), past, discard),
+		"ResolveMany": same(cancelled(enqueued("resolved")...), past, resolve),
+		"CancelMany":  same(running, func(ids ...int64) onceq.Filter { return onceq.Filter{IDs: ids} }, cancel),
+		"that follow": {filter: past(member, follower, newer), first: redrive, then: func(ctx context.Context, tx pgx.Tx) error { return discard(ctx, tx, past(follower, newer)) }},
+		"their keys":  {filter: past(append(append([]int64{z}, between...), y)...), first: redrive, before: enqueue("y"), then: enqueue("z")},
+		"who waits":   {filter: past(keyed...), first: redrive, before: redriveOne(a), then: redriveOne(b)},
+	} {
+		t.Run(name, func(t *testing.T) { m.hold(t, db) })
+	}
+}
+
+// hold lets the two meet.
+func (m meeting) hold(t *testing.T, db *queuetest.DB) {
+	ctx, end := context.WithTimeout(t.Context(), patience)
+	defer end()
+	begin := func() (pgx.Tx, uint32) {
+		tx, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		return tx, tx.Conn().PgConn().PID()
+	}
+	one, firstPID := begin()
+	other, otherPID := begin()
+	defer func() { _ = one.Rollback(context.Background()) }()
+	defer func() { _ = other.Rollback(context.Background()) }()
+	waits := func(pid uint32) bool {
+		return sqlOne[bool](t, db, `select exists (select from pg_locks where pid = $1 and not granted)`, pid)
+	}
+	if m.before != nil {
+		require.NoError(t, m.before(ctx, other))
+	}
+	between, goOn := make(chan struct{}), make(chan struct{})
+	reached := sync.OnceFunc(func() { close(between) })
+	m.filter.Progress = func(int) error { reached(); <-goOn; return nil }
+	first, then := make(chan error, 1), make(chan error, 1)
+	go func() {
+		first <- cmp.Or(m.first(ctx, one, m.filter), one.Commit(ctx))
+	}()
+	eventually(t, "the first one is between two parts, or waits", func() bool {
+		select {
+		case <-between:
+			return true
+		default:
+			return waits(firstPID)
+		}
+	})
+	go func() {
+		then <- cmp.Or(m.then(ctx, other), other.Commit(ctx))
+	}()
+	eventually(t, "the other one waits, or has ended", func() bool { return len(then) > 0 || waits(otherPID) })
+	close(goOn)
+	require.NoError(t, receive(t, first))
+	require.NoError(t, receive(t, then))
 }
