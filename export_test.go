@@ -279,3 +279,14 @@ func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
 	}
 	return (&parts{ctx: ctx, q: q, db: tx}).sweep()
 }
+
+// PoolWaits gives what the next row of a worker says of how long its pool was waited for, if the row before it was written
+// so long ago.
+func PoolWaits(w *Worker) func(ago time.Duration) time.Duration {
+	p := newPresence(w, 1, nil, nil, &taskSet{}, nil, &poolWatch{})
+	return func(ago time.Duration) time.Duration {
+		p.counted = time.Now().Add(-ago)
+		p.row()
+		return p.pool.Wait
+	}
+}

@@ -2263,3 +2263,31 @@ func TestRescanTurn(t *testing.T) {
 	check("word that stays", true, []string{"other"}, -time.Millisecond, word, all, none)
 	check("a full one after long leaves word", true, word, 2*time.Hour, word, all, all)
 }
+
+// The row of a worker has for how long the pool was waited for since the row before, by what pgx measures.
+func TestPresence_MeasuresTheWaitForThePool(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
+	kind := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	require.NoError(t, err)
+	wait := onceq.PoolWaits(w)
+	for db.Pool.Stat().EmptyAcquireWaitTime() == 0 {
+		c, err := db.Pool.Acquire(t.Context())
+		require.NoError(t, err)
+		waited := make(chan error)
+		go func() {
+			c, err := db.Pool.Acquire(t.Context())
+			if err == nil {
+				c.Release()
+			}
+			waited <- err
+		}()
+		time.Sleep(time.Millisecond)
+		c.Release()
+		require.NoError(t, <-waited)
+	}
+	require.Zero(t, wait(0), "a row that is written at once repeats what the one before it says")
+	require.Equal(t, db.Pool.Stat().EmptyAcquireWaitTime(), wait(time.Minute))
+	require.Zero(t, wait(time.Minute), "since then nobody has waited")
+}

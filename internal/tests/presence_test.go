@@ -3,10 +3,12 @@ package tests
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -161,5 +163,40 @@ func TestWorkers_APoolThatIsTooSmall(t *testing.T) {
 	require.Len(t, pools, 1)
 	require.Contains(t, pools[0].Detail, "4m0s in the last minute, added up")
 	close(finish)
+	require.NoError(t, w.stop())
+}
+
+// Handlers without a transaction, or the application itself, have all connections of the pool: the log warns of that, too, and the row
+// of the worker says for how long somebody has waited.
+func TestWorkers_WaitForConnections(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	kind := onceq.Kind[int]{Name: "greedy", Timeout: 10 * time.Millisecond, MaxAttempts: 1}
+	add(t, db, kind.Job(1))
+	end := make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{Lease: 2 * time.Second}, kind.Handle(func(context.Context, *onceq.Lease, int) error {
+		for range 2 {
+			c, err := db.Pool.Acquire(context.Background())
+			if err != nil {
+				return err
+			}
+			defer c.Release()
+		}
+		<-end // it asks for a third one
+		return nil
+	}))
+	eventually(t, "the warning", func() bool {
+		return strings.Contains(w.logged(), "all connections of the pool are in use and none becomes free")
+	})
+	require.Contains(t, w.logged(), `connections=2 "by handlers' transactions"=0`)
+	eventually(t, "a row that says so", func() bool { // it is written when the handler is given up, at the latest a minute later
+		all, err := db.Queue.Workers(t.Context(), conn)
+		require.NoError(t, err)
+		return len(all) == 1 && all[0].Pool.Wait > 0 && all[0].Pool.Conns == 2
+	})
+	close(end)
 	require.NoError(t, w.stop())
 }
