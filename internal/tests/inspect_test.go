@@ -414,11 +414,12 @@ func TestJobInfo_AsJSON(t *testing.T) {
 	if err := json.Unmarshal(raw, &shown); err != nil {
 		t.Fatal(err)
 	}
-	if at, ok := shown["created_at"].(string); !ok || at != shown["run_at"] {
+	if at, ok := shown["created_at"].(string); !ok || at != shown["run_at"] || at != shown["due_at"] {
 		t.Errorf("times: %s", raw)
 	}
-	delete(shown, "created_at")
-	delete(shown, "run_at")
+	for _, name := range []string{"created_at", "run_at", "due_at"} {
+		delete(shown, name)
+	}
 	want := map[string]any{
 		"id": float64(first), "kind": "mail", "queue": "default", "scope": "mail", "key": "a", "state": "waiting", "payload": map[string]any{"n": 1.0},
 		"metadata": map[string]any{"m": "1"}, "priority": "low", "attempts": 0.0, "max_attempts": 25.0, "lost": 0.0, "claims": 0.0,
