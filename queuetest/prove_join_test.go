@@ -65,6 +65,9 @@ func proveJoin(add func(ctx context.Context, tx pgx.Tx, p *queuetest.Process, l 
 
 // Members of a group and the job that waits for them: each fault comes before, between and after.
 func TestProve_AJoin(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make check runs it: TestProve_AJoinThatGrowsTwice has its steps")
+	}
 	t.Parallel()
 	queuetest.Prove(t, proveJoin(func(ctx context.Context, tx pgx.Tx, _ *queuetest.Process, l *onceq.Lease, job onceq.Job) error {
 		_, err := l.AddMembers(ctx, tx, job)

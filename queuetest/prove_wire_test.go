@@ -425,6 +425,9 @@ func TestProve_TwoSecondsOfTheClock(t *testing.T) {
 
 // The example of the documentation has as many runs as the documentation says.
 func TestProve_RunsOfTheExample(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make check runs it: all faults of an example")
+	}
 	t.Parallel()
 	proof := queuetest.Proof{
 		Setup: queuetest.SQL(provedTable),
