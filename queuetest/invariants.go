@@ -207,6 +207,17 @@ func Invariants(ctx context.Context, conn onceq.DB, schema string) error {
 	return nil
 }
 
+// rowsGone says that rows are missing that the migrations insert and nothing deletes, and namesGone which.
+const (
+	rowsGone = `(select count(*) from onceq.lane_locks) <> 16 or (select count(*) from onceq.meta) <> 1
+ or not exists (select from onceq.lane_calls where slot = -1 and lane = '')`
+
+	namesGone = `
+          select format('lane_locks has %s rows, and not 16', count(*)) from onceq.lane_locks having count(*) <> 16
+union all select format('meta has %s rows, and not one', count(*)) from onceq.meta having count(*) <> 1
+union all select 'lane_calls has no row for all lanes' where not exists (select from onceq.lane_calls where slot = -1 and lane = '')`
+)
+
 // violations puts together the statement that looks at everything but the tables that are empty now. It is "" if all are.
 func violations(ctx context.Context, conn onceq.DB, schema string) (string, error) {
 	filled := make(map[string]bool)
@@ -220,6 +231,7 @@ func violations(ctx context.Context, conn onceq.DB, schema string) (string, erro
 	for i, table := range names {
 		look[i] = "exists (select from onceq." + table + ")"
 	}
+	look = append(look, rowsGone)
 	has, err := one[[]bool](ctx, conn, inSchema("select array["+strings.Join(look, ", ")+"]", schema))
 	if err != nil {
 		return "", err
@@ -232,6 +244,9 @@ func violations(ctx context.Context, conn onceq.DB, schema string) (string, erro
 		if slices.ContainsFunc(strings.Fields(r.about), func(table string) bool { return filled[table] }) {
 			selects = append(selects, r.selects)
 		}
+	}
+	if has[len(names)] {
+		selects = append(selects, namesGone)
 	}
 	if selects == nil {
 		return "", nil
