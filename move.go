@@ -56,13 +56,14 @@ effect as (
    where ` + effectsOf("g") + ` and ` + ofJob("g") + `
 )`
 
-// Move moves an unfinished job that nobody has into another queue, inside db, and reports whether it did: it is false for a
-// job that runs or is finished, for one whose lease has just run out or whose row a transaction has locked, and for one that is in
-// that queue already. The job stays
-// the same: its id, key, priority, lane, limit and place there, attempts, and what is known of its effects. If it is due and
-// waits for no lane, limit or other job, it comes after those that wait in the new queue: its RunAt is now. Since when it has
-// been due (JobInfo.DueAt, QueueStats.Oldest) does not change. One that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked
-// (Workers). An unknown job is ErrNotFound; a bad name of a queue is an *InvalidError.
+// Move moves an unfinished job that nobody has into another queue, inside db, and reports whether it did: it is
+// false for a job that runs or is finished, for one whose lease has just run out or whose row a transaction has
+// locked, and for one that is in that queue already. The job stays the same: its id, key, priority, lane, limit and
+// place there, attempts, and what is known of its effects. If it is due and waits for no lane, limit or other job,
+// it comes after those that wait in the new queue: its RunAt is now. Since when it has been due (JobInfo.DueAt,
+// QueueStats.Oldest) does not change. One that missed its slot of a rate gets another one. A worker of the new queue
+// is woken; whether there is one is not checked (Workers). An unknown job is ErrNotFound; a bad name of a queue is
+// an *InvalidError.
 //
 // The queue that a kind's jobs go to is in its code: jobs that are enqueued later are not moved.
 func (q *Queue) Move(ctx context.Context, db DB, id int64, queue string) (moved bool, err error) {
