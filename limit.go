@@ -279,8 +279,7 @@ func limitRow(line, columns string) string {
                 limit 1)`
 }
 
-// limitsMet are the limits of the jobs that a run has had, so that it says once of each that nobody has set it: one job of it runs at
-// a time, which is rarely meant.
+// limitsMet are the limits of a run's jobs: it says once of each that nobody has set it, which is rarely meant.
 type limitsMet struct {
 	first func() // called for the first one; nil for nothing
 
