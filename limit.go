@@ -177,8 +177,8 @@ func limitLine(field, name string, families bool) (string, error) {
 // name may have more slashes, and its family is what comes before the first one. A name has at most MaxLaneBytes. A bad name or
 // Limit is an *InvalidError.
 //
-// The jobs of a limit that nobody has set run one at a time; each worker logs that once. The zero Limit lets no more in. If a limit has no Rate any more, the
-// jobs that were let in before start without it: those that miss their slots start at once.
+// The jobs of a limit that nobody has set run one at a time; each worker logs that once. The zero Limit lets no
+// more in. Without a Rate any more, jobs that were let in start without it: those that miss their slots, at once.
 //
 // A job that was let in keeps its place until it has run, also if its kind or queue is paused or no worker has it, and others of
 // the limit wait for that: see PauseQueue.
@@ -327,8 +327,8 @@ func (m *limitsMet) ask(ctx context.Context, q *Queue, db DB) error {
 		return err
 	}
 	for _, name := range unset {
-		q.log.Warn("onceq: nobody has set a limit that jobs name, so one of them runs at a time; set it with Queue.SetLimit or onceq limits set, "+
-			"or correct its name (Kind.Limit, Job.Limit)", slog.String("limit", name))
+		q.log.Warn("onceq: nobody has set a limit that jobs name, so one of them runs at a time; set it "+
+			"with SetLimit or onceq limits set, or correct its name", slog.String("limit", name))
 	}
 	return nil
 }
