@@ -299,7 +299,7 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 							}
 							rare := slices.Contains(seldom, a) || slices.Contains(seldom, b) || limit == 1 && level != pgx.ReadCommitted ||
 								testing.Short() && (limit == 1 || level != pgx.ReadCommitted || !commit)
-							if rare && !all && rand.IntN(sized(12, 6)) > 0 || rand.IntN(sized(3, 1)) > 0 {
+							if rare && !all && rand.IntN(sized(12, 6)) > 0 || rand.IntN(sized(6, 1)) > 0 {
 								continue
 							}
 							n++

@@ -37,6 +37,9 @@ func TestConformance(t *testing.T) {
 	}
 	t.Run("connection", func(t *testing.T) {
 		t.Parallel()
+		if testing.Short() {
+			t.Skip("make check runs it: the same on a connection")
+		}
 		conformance.RunSQLConn(t, openStdlib)
 	})
 }

@@ -461,7 +461,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 	for name, proof := range proofs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 5)
+			few(t, 9)
 			if proof.Job == nil {
 				proof.Job = provedJob
 			}
@@ -710,7 +710,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 4)
+			few(t, 7)
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(orders),
 				Job:   provedJob,

@@ -335,7 +335,7 @@ func TestProve_Passes(t *testing.T) {
 	for name, p := range proofs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 4)
+			few(t, 5)
 			if p.Setup == nil {
 				p.Setup = queuetest.SQL(provedTable)
 			}
@@ -776,7 +776,7 @@ func TestProve_Mistakes(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 3)
+			few(t, 6)
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(provedTable),
 				Job:   provedJob,

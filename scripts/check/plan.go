@@ -8,7 +8,7 @@ var plans = map[string][]stage{
 		first,
 		{
 			{tests("tests", "", "-short", "./internal/tests", ".", "./queuetest", "./...")},
-			append([]part{vet, house, someRace}, modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")...),
+			append([]part{vet, house}, modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")...),
 		},
 	},
 	"check":      {first, {{race}, {lint}}, {others, labs}, {{torture}, {tortureTests}}},
@@ -30,9 +30,6 @@ var vet = part{name: "vet", args: []string{"go", "vet", "./..."}}
 var lint = part{name: "linters", args: []string{"scripts/lint.sh"}}
 
 var race = tests("tests under the race detector", "", "-race", "./internal/tests", ".", "./queuetest", "./...")
-
-// someRace is the race detector on what shares memory, without the long tests.
-var someRace = tests("race", "", "-race", "-short", "-run", "^Test(Worker|Session|Shutdown|Outcomes|Pool|HandleBatch)_", "./internal/tests")
 
 var others = modules([]string{"onceqcron", "onceqotel", "onceqweb", "onceqweb/browsertest", "cmd/onceq", "examples", "queuetest/container"}, "-race")
 
