@@ -29,6 +29,7 @@ type laneScene struct {
 	dead, cancelled, unheld int64
 	waiting                 []int64
 	putOff                  bool // the answer of the latest replacement says that the first one that waits is due in an hour
+	later                   int64 // the job that the latest replacement put off: another one if the first one was cancelled, which frees its key
 }
 
 // rule is that of all but the dead one and the cancelled one.
@@ -169,7 +170,7 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 		job := s.keyed()
 		job.Replace, job.Delay = onceq.ReplaceTime, time.Hour
 		r, err := s.db.Queue.Enqueue(ctx, tx, job)
-		s.putOff = r.Replaced && r.State == onceq.StateDelayed
+		s.putOff, s.later = r.Replaced && r.State == onceq.StateDelayed, r.ID
 		return err
 	},
 	"limit 1": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
@@ -424,7 +425,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 		require.True(t, there, "a job that was put off has gone on")
 	}
 	if a == "put off the next" || b == "put off the next" {
-		if _, err := q.Retry(ctx, pool, s.waiting[0]); err != nil {
+		if _, err := q.Retry(ctx, pool, s.later); err != nil {
 			require.ErrorIs(t, err, onceq.ErrNotFound)
 		}
 	}

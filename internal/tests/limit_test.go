@@ -496,7 +496,7 @@ func limitUnderFaults(t *testing.T, each int) {
 		}
 		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(3)})
 	})
-	for n := range sized(12, 30) {
+	for n := range sized(6, 30) {
 		for c := range 6 {
 			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
 			require.NoError(t, err)

@@ -327,9 +327,9 @@ func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
 			if limited {
 				charges = withLimit(t, db, 5)
 			}
-			inLane(t, db, charges, 1, 0, sized(10_000, 100_000))
+			inLane(t, db, charges, 1, 0, sized(4_000, 100_000))
 			var r ran
-			for range sized(4, 15) {
+			for range sized(2, 15) {
 				from := len(r.list())
 				h := charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { r.add(c.N); return nil })
 				if inTx {
@@ -640,7 +640,7 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 			few(t, 4)
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, losingCommits(&armed, &cut, whole))
-			n, charges := sized(200, 400), charges
+			n, charges := sized(100, 400), charges
 			if limited != "none" {
 				charges = withLimit(t, db, 5)
 			}

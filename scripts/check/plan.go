@@ -8,9 +8,10 @@ var plans = map[string][]stage{
 		first,
 		{
 			{tests("tests", "", "-short", "./internal/tests", ".", "./queuetest", "./...")},
-			append([]part{vet, house}, modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")...),
+			{vet, house},
 		},
 	},
+	"more": {modulesInShort},
 	"check":      {first, {{race}, {lint}}, {others, labs}, {{torture}, {tortureTests}}},
 	"race":       {{{race}}},
 	"lint":       {first, {{lint}}},
@@ -30,6 +31,9 @@ var vet = part{name: "vet", args: []string{"go", "vet", "./..."}}
 var lint = part{name: "linters", args: []string{"scripts/lint.sh"}}
 
 var race = tests("tests under the race detector", "", "-race", "./internal/tests", ".", "./queuetest", "./...")
+
+// modulesInShort are the tests that people meet first of the modules beside this one.
+var modulesInShort = stage{modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")}
 
 var others = modules([]string{"onceqcron", "onceqotel", "onceqweb", "onceqweb/browsertest", "cmd/onceq", "examples", "queuetest/container"}, "-race")
 
