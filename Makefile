@@ -10,7 +10,7 @@ PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export O
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
 LAB = ./adapter ./bench ./checks ./specs ./tern
 
-.PHONY: help test check race modules lint format imports matrix test-versions test-container pictures page-size house mutate demo bench torture torture-ci
+.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench torture torture-ci
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,9 @@ race: ## a part of check: the tests of this module under the race detector
 
 modules: ## a part of check: the tests of the other modules (installs a redis-server and a chromium, needs npm)
 	@$(PROGRAMS); scripts/race-ready.sh && go run ./scripts/check modules
+
+modules-short: ## the short tests of onceqcron, onceqweb and the command
+	@$(SERVERS); go run ./scripts/check modules-short
 
 lint: ## a part of check: vet, staticcheck and gosec over all modules
 	@go run ./scripts/check lint

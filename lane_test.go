@@ -28,7 +28,7 @@ type laneScene struct {
 	first, second           *onceq.Lease
 	dead, cancelled, unheld int64
 	waiting                 []int64
-	putOff                  bool // the answer of the latest replacement says that the first one that waits is due in an hour
+	putOff                  bool  // the answer of the latest replacement says that the first one that waits is due in an hour
 	later                   int64 // the job that the latest replacement put off: another one if the first one was cancelled, which frees its key
 }
 

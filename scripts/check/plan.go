@@ -11,12 +11,12 @@ var plans = map[string][]stage{
 			{vet, house},
 		},
 	},
-	"more": {modulesInShort},
-	"check":      {first, {{race}, {lint}}, {others, labs}, {{torture}, {tortureTests}}},
-	"race":       {{{race}}},
-	"lint":       {first, {{lint}}},
-	"modules":    {{others, labs}},
-	"torture-ci": {{{torture}, {tortureTests}}},
+	"modules-short": {modulesInShort},
+	"check":         {first, {{race}, {lint}}, {others, labs}, {{torture}, {tortureTests}}},
+	"race":          {{{race}}},
+	"lint":          {first, {{lint}}},
+	"modules":       {{others, labs}},
+	"torture-ci":    {{{torture}, {tortureTests}}},
 }
 
 // first is what takes a second.
