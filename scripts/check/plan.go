@@ -59,7 +59,7 @@ var newestGo = []string{"GOTOOLCHAIN=auto"}
 // tests is a part that tests packages. Tests wait for leases and servers more than they work, so more of them run at once than there are
 // processors.
 func tests(name, dir string, args ...string) part {
-	all := []string{"go", "test", "-json", "-count=1", "-timeout=45m", "-p=4", "-parallel=6"}
+	all := []string{"go", "test", "-json", "-count=1", "-timeout=45m", "-p=4", "-parallel=8"}
 	p := part{name: name, dir: dir, args: append(all, args...)}
 	if dir != "" {
 		p.env = newestGo
