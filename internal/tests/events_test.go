@@ -544,6 +544,7 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			few(t, 2)
 			db := queuetest.New(t)
 			seen := &eventLog{}
 			q, err := onceq.New(db.Pool, &onceq.Config{Hook: seen})

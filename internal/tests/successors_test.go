@@ -90,6 +90,7 @@ func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 		for _, inTx := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", in a transaction ", inTx), func(t *testing.T) {
 				t.Parallel()
+				few(t, 2)
 				db := queuetest.New(t)
 				watchLeases(t, db)
 				kind := kind
@@ -134,6 +135,7 @@ func TestSuccessor_OfAFullLimit(t *testing.T) {
 		inTx, loses := i%2 == 1, i/2 == 1
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", answers are lost ", loses), func(t *testing.T) {
 			t.Parallel()
+			few(t, 2)
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, losingCommits(&armed, &cut, true))
 			watchLeases(t, db)
@@ -226,6 +228,7 @@ func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
 		for _, limited := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", limited ", limited), func(t *testing.T) {
 				t.Parallel()
+				few(t, 2)
 				db := queuetest.New(t)
 				kind := charges
 				if limited {
