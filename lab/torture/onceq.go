@@ -100,6 +100,9 @@ func onceqJob(w work, op string) onceq.Job {
 		j.Lane = laneOf(w)
 	}
 	j.Limit = limitOf(w)
+	if j.Key == "" {
+		j.Window = 0
+	}
 	return j
 }
 
