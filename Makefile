@@ -1,4 +1,4 @@
-# make prints what there is. It needs Go, a C compiler and make; it finds or installs the rest itself.
+# make prints what there is. It needs Go and make, and for the race detector of "make check" a C compiler; it finds or installs the rest itself.
 
 TIMEOUT = 45m
 
@@ -22,7 +22,7 @@ demo: ## see it: workers that are killed and frozen, in a minute; UI=1 leaves th
 
 # The parts of these are in scripts/check/plan.go.
 test: ## the tests, in minutes: run it before and after a change
-	@$(SERVERS); scripts/race-ready.sh && go run ./scripts/check test
+	@$(SERVERS); go run ./scripts/check test
 
 check: ## everything, in an hour: all tests under the race detector, linters, all modules, a browser, torture
 	@$(PROGRAMS); scripts/race-ready.sh && go run ./scripts/check check

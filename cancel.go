@@ -442,20 +442,22 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 	}
 	var all []int64
 	err := filter.pages(ctx, q, db, func(ids []int64) error { all = append(all, ids...); return nil })
+	if err != nil {
+		return err
+	}
 	slices.Sort(all)
-	if _, past := filter.states(); err == nil && len(past) > 0 && len(all) > 0 {
-		if err = q.queryRow(ctx, db, lockPast, []any{all}, nil); err != nil {
+	if _, past := filter.states(); len(past) > 0 && len(all) > 0 {
+		if err := q.queryRow(ctx, db, lockPast, []any{all}, nil); err != nil {
 			return fmt.Errorf("onceq: locking jobs: %w", err)
 		}
 		slices.Reverse(all)
 	}
 	for ids := range slices.Chunk(all, repairChunk) {
-		if err != nil {
-			break
+		if err := part(ids); err != nil {
+			return err
 		}
-		err = part(ids)
 	}
-	return err
+	return nil
 }
 
 // lockPast locks jobs of the history in the order of their ids, then the fences of their keys in the order of

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -188,9 +189,9 @@ var groupRow = map[string]string{
 // the others, other ones in each run.
 func leftOut(level pgx.TxIsoLevel, commit bool) bool {
 	if level == pgx.ReadCommitted && commit {
-		return rand.IntN(sized(6, 1)) > 0
+		return rand.IntN(conformance.Sized(6, 1)) > 0
 	}
-	return rand.IntN(sized(24, 1)) > 0
+	return rand.IntN(conformance.Sized(24, 1)) > 0
 }
 
 // Every pair of what may happen to a group, the second while the first is not committed, in three isolation levels. Nobody

@@ -37,7 +37,7 @@ var parameters = regexp.MustCompile(`\$(\d+)`)
 // ⚠ Statistics are wrong about a queue: a plan is made for an empty table and runs on a full one.
 func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 	t.Parallel()
-	rows := fmt.Sprint(sized(30_000, 100_000))
+	rows := fmt.Sprint(conformance.Sized(30_000, 100_000))
 	fill := []string{
 		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, payload, lane, lane_rule)
 		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', 's', g::text, '1', 'k/' || g % 1000, 6 from generate_series(1, ` + rows + `) g`,

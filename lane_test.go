@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -81,14 +82,6 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shar
 		require.NoError(t, s.db.Check())
 	}
 	return s
-}
-
-// sized is how much of something a test has: short of it in make test, which runs with -short.
-func sized(short, full int) int {
-	if testing.Short() {
-		return short
-	}
-	return full
 }
 
 // keyed is the first job that waits.
@@ -300,7 +293,7 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 							}
 							rare := slices.Contains(seldom, a) || slices.Contains(seldom, b) || limit == 1 && level != pgx.ReadCommitted ||
 								testing.Short() && (limit == 1 || level != pgx.ReadCommitted || !commit)
-							if rare && !all && rand.IntN(sized(12, 6)) > 0 || rand.IntN(sized(6, 1)) > 0 {
+							if rare && !all && rand.IntN(conformance.Sized(12, 6)) > 0 || rand.IntN(conformance.Sized(6, 1)) > 0 {
 								continue
 							}
 							n++

@@ -130,13 +130,11 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 // last until the outbox has written their outcomes.
 func (r *run) start(ctx context.Context, limit int) {
 	r.drains = limit >= 0
-	if !r.drains {
-		r.exec.limits.first = r.presence.rouse
-	}
 	if r.drains {
-		r.tasks.emptied = r.claimer.rouse
+		r.tasks.emptied, r.promoter.sees = r.claimer.rouse, true
 		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, limit, r.promoter) })
 	} else {
+		r.exec.limits.first = r.presence.rouse
 		r.claiming.Go(func() { r.claimer.loop(ctx) })
 		r.claiming.Go(func() { r.promoter.loop(ctx) })
 		r.listener.db.own.join(r.listener)

@@ -54,6 +54,7 @@ type promoter struct {
 	anew     atomic.Bool            // the next look is for all calls. Anybody may set it
 	heard    atomic.Pointer[string] // the queue that the worker was woken for, until a look has taken it. Anybody may set it
 	again    time.Duration          // how soon a lane is looked at again whose next job is locked
+	sees     bool                   // a look sees first whether there are calls, as Claim and Drain need it
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
@@ -574,7 +575,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	if last > 0 && now-last < int64(time.Second) {
 		return 0, nil
 	}
-	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}
+	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain, sees: true}
 	used := last < 0
 	for try := 0; try < settleTries; try++ {
 		did, err := p.promote(ctx)
@@ -604,8 +605,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	if p.q.citus.Load() == citusYes {
 		return p.lookInParts(ctx, from, sweeping, part)
 	}
-	if part.slot == anySlot && !p.came {
-		// Most looks find nothing. To plan promoteCalls takes tens of milliseconds of a new connection, and to run it half of one.
+	if p.sees && part.slot == anySlot && !p.came {
 		var due int
 		switch did, due, now, err = p.see(ctx, from, sweeping); {
 		case p.q.foundCitus(ctx, p.db, err):
@@ -692,7 +692,8 @@ func (p *promoter) looking(sweeping bool, now *time.Time, did *promoted) *pgx.Ba
 	return batch
 }
 
-// see is a look that locks nothing. It returns how many slots have calls that are due.
+// see is a look that locks nothing. It returns how many slots have calls that are due. To plan promoteCalls
+// takes tens of milliseconds: loop begins when calls have been seen, but Claim and Drain look at once.
 func (p *promoter) see(ctx context.Context, from time.Time, sweeping bool) (did promoted, due int, now time.Time, err error) {
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()

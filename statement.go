@@ -98,9 +98,8 @@ const beginOwn = `begin isolation level read committed read write`
 // noLimits removes, from a transaction of the library's own, the time limits that a role, a database or the pool gives to
 // all. Background work must continue, and what becomes of a lease must not get lost; each such statement is
 // short or ends with its context. The limits are for the application's statements: those in a handler's
-// transaction keep them, and so does what the application calls and waits for (forCaller).
-// It is part of what is sent before the library's
-// statements, so that it costs no round trip and ends with the transaction, behind a pooler too.
+// transaction keep them, and so does what the application calls and waits for (forCaller). It is part of what is
+// sent before the library's statements, so that it costs no round trip and ends with the transaction.
 // idle_in_transaction_session_timeout cannot affect these transactions, because each is sent in one message. row_security
 // stays as it is: if it is off, Postgres reports that a policy hides rows of these tables, which is better than missing
 // them.

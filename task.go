@@ -60,12 +60,11 @@ func (u unit) tooLate() bool {
 // adds and finishes them, and the beats extend them. The outbox removes them, and so does the executor if it has committed the
 // outcome itself or the lease is lost.
 type taskSet struct {
-	q       *Queue
-	base    context.Context // of all handlers, for events
-	anyLate atomic.Bool     // some handler was given up at some time; set by the beats
-	emptied func()          // called when the last one is removed; nil for Run
-
-	stuckChanged func() // called when handlers were given up, and when one of those has returned after all
+	q            *Queue
+	base         context.Context // of all handlers, for events
+	anyLate      atomic.Bool     // some handler was given up at some time; set by the beats
+	emptied      func()          // called when the last one is removed; nil for Run
+	stuckChanged func()          // called when handlers were given up, or one of those has returned
 
 	mu  sync.Mutex      // guards all, and the fields of task that say so
 	all map[int64]*task // by token

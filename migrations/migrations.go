@@ -209,9 +209,7 @@ select n.oid is not null, c.oid is not null, m.oid is not null, coalesce(pg_cata
 func (p *place) version(ctx context.Context, db querier) (version int, err error) {
 	table := "schema_version"
 	switch {
-	case !p.hasTable:
-		return 0, nil
-	case !p.mayRead && !p.hasMeta:
+	case !p.hasTable, !p.mayRead && !p.hasMeta:
 		return 0, nil
 	case !p.mayRead:
 		table = "meta"

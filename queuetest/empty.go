@@ -3,7 +3,6 @@ package queuetest
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -60,8 +59,7 @@ func empty(ctx context.Context, conn onceq.DB, schema string) error {
 		commands = append(commands, "delete from onceq."+table)
 	}
 	for _, command := range append(commands, standing...) {
-		sql := strings.ReplaceAll(command, "onceq.", pgx.Identifier{schema}.Sanitize()+".")
-		if _, err := conn.Exec(ctx, sql); err != nil {
+		if _, err := conn.Exec(ctx, inSchema(command, schema)); err != nil {
 			return fmt.Errorf("queuetest: emptying schema %q: %s: %w", schema, command, err)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -461,7 +462,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 	for name, proof := range proofs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 9)
+			conformance.Few(t, 9)
 			if proof.Job == nil {
 				proof.Job = provedJob
 			}
@@ -710,7 +711,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 7)
+			conformance.Few(t, 7)
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(orders),
 				Job:   provedJob,

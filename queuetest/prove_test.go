@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"net/http"
 	"os"
@@ -20,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -84,17 +84,6 @@ func said(t *testing.T, proof queuetest.Proof) []string {
 		t.Log(text)
 	}
 	return s.errors
-}
-
-// Prove passes a right handler of each form, and each right pattern of docs/patterns.md and of the README.
-// few leaves a proof of a table out of make test, unless it is one in n of them. Which ones stay depends on their names alone.
-func few(t *testing.T, n uint32) {
-	t.Helper()
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, t.Name())
-	if testing.Short() && h.Sum32()%n != 0 {
-		t.Skip("make check runs it: one of many proofs")
-	}
 }
 
 func TestProve_Passes(t *testing.T) {
@@ -335,7 +324,7 @@ func TestProve_Passes(t *testing.T) {
 	for name, p := range proofs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 5)
+			conformance.Few(t, 5)
 			if p.Setup == nil {
 				p.Setup = queuetest.SQL(provedTable)
 			}
@@ -776,7 +765,7 @@ func TestProve_Mistakes(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 6)
+			conformance.Few(t, 6)
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(provedTable),
 				Job:   provedJob,

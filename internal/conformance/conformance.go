@@ -76,14 +76,29 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts .
 		name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()
 		t.Run(name[strings.LastIndex(name, ".")+1:], func(t *testing.T) {
 			t.Parallel()
-			h := fnv.New32a()
-			_, _ = io.WriteString(h, t.Name())
-			if testing.Short() && h.Sum32()%2 > 0 { // other ones of each handle
-				t.Skip("make check runs it: one of many cases")
-			}
+			Few(t, 2) // other ones of each handle
 			test(t, set)
 		})
 	}
+}
+
+// Few leaves a case of a table out of make test, which runs with -short, unless it is one in n of them. Which
+// ones stay depends on their names alone.
+func Few(t testing.TB, n uint32) {
+	t.Helper()
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, t.Name())
+	if testing.Short() && h.Sum32()%n > 0 {
+		t.Skip("make check runs it: one of many cases")
+	}
+}
+
+// Sized is how much of something a test has: short of it in make test.
+func Sized(short, full int) int {
+	if testing.Short() {
+		return short
+	}
+	return full
 }
 
 // get reads one value.

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/onceqsql"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -106,7 +107,7 @@ func TestComplete_InATransactionLongerThanABeat(t *testing.T) {
 		for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(name+", "+string(level), func(t *testing.T) {
 				t.Parallel()
-				few(t, 3)
+				conformance.Few(t, 3)
 				db := queuetest.New(t)
 				sqlRun(t, db, `create table effects (job bigint)`)
 				id := add(t, db, onceq.Job{Key: "k", MaxAttempts: 1})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -583,7 +584,7 @@ func TestHistory_AJobThatHadTheIDIsNoReasonToRunAgain(t *testing.T) {
 			}{{true, true, false, false}, {true, false, false, false}, {false, true, false, true}, {true, false, true, false}} {
 				t.Run(fmt.Sprintf("%s, %s, %v", name, how, c), func(t *testing.T) {
 					t.Parallel()
-					few(t, 4)
+					conformance.Few(t, 4)
 					db := queuetest.New(t)
 					ctx, q := t.Context(), db.Queue
 					calls := 0

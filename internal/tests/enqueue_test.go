@@ -1066,7 +1066,7 @@ func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
 				}
 				backward := slices.Clone(forward)
 				slices.Reverse(backward)
-				for range sized(1, 3) {
+				for range conformance.Sized(1, 3) {
 					if expired {
 						_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, forward)
 						require.NoError(t, err)

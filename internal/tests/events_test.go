@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -544,7 +545,7 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 2)
+			conformance.Few(t, 2)
 			db := queuetest.New(t)
 			seen := &eventLog{}
 			q, err := onceq.New(db.Pool, &onceq.Config{Hook: seen})

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -351,7 +352,7 @@ func TestExplain_BusyLineDoesNotContradictItself(t *testing.T) {
 			var asking sync.WaitGroup
 			for range 4 {
 				asking.Go(func() {
-					for n, asked := 0, 0; n < sized(20, 100) && ctx.Err() == nil && !t.Failed(); asked++ {
+					for n, asked := 0, 0; n < conformance.Sized(20, 100) && ctx.Err() == nil && !t.Failed(); asked++ {
 						if asked == 10_000 {
 							t.Errorf("%d of %d answers say who has the place", n, asked)
 						}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -124,7 +125,7 @@ func TestFence_WorkInDoubtThatWasDoneIsNotRepeated(t *testing.T) {
 			} {
 				t.Run(fmt.Sprint(name, " ", asked, " ", window), func(t *testing.T) {
 					t.Parallel()
-					few(t, 4)
+					conformance.Few(t, 4)
 					db := queuetest.New(t)
 					spec := onceq.FenceSpec{Key: "k", Window: window, Policy: onceq.Hold()}
 					f := fenceOf(t, db, spec)

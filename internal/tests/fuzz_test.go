@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -119,7 +120,7 @@ func FuzzEnqueue_StoresWhatItTakes(f *testing.F) {
 // A schema is found under the name that was given, whatever that is. Nothing else is made or changed.
 func FuzzSchema_AnyName(f *testing.F) {
 	db := queuetest.New(f, queuetest.NoMigrations())
-	for i := 0; i < len(hostile); i += sized(8, 1) {
+	for i := 0; i < len(hostile); i += conformance.Sized(8, 1) {
 		f.Add(hostile[i])
 	}
 	f.Fuzz(func(t *testing.T, schema string) {

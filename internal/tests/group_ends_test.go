@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -21,7 +22,7 @@ func TestGroup_AMemberInQuarantine(t *testing.T) {
 		for _, recovers := range []bool{true, false} {
 			t.Run(rule.String()+map[bool]string{true: ", recovers", false: ", dies"}[recovers], func(t *testing.T) {
 				t.Parallel()
-				few(t, 2)
+				conformance.Few(t, 2)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				then := whole.Job("x")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -93,7 +94,7 @@ func TestGroup_UnderFaults(t *testing.T) {
 	calm := laneFaults(t, db, redrive)
 	rules := make(map[int64]onceq.DeadRule)
 	cancelled := make(map[int64]bool) // a member was, or its group
-	for n := range sized(14, 40) {
+	for n := range conformance.Sized(14, 40) {
 		jobs := make([]onceq.Job, 1+n%7)
 		for i := range jobs {
 			jobs[i] = part.Job(rand.N(3))

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -123,7 +124,7 @@ func TestRedriveMany_AGroupKeepsItsRule(t *testing.T) {
 		for name, job := range ofFollowers {
 			t.Run(rule.String()+", "+name, func(t *testing.T) {
 				t.Parallel()
-				few(t, 3)
+				conformance.Few(t, 3)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				require.NoError(t, q.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 1}))
@@ -222,7 +223,7 @@ func TestRedrive_AFollowerKeepsItsRule(t *testing.T) {
 					}
 					t.Run(fmt.Sprintf("%s, %s, %s, late %t", how, rule, name, late), func(t *testing.T) {
 						t.Parallel()
-						few(t, 4)
+						conformance.Few(t, 4)
 						db := queuetest.New(t)
 						q := db.Queue
 						require.NoError(t, q.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 1}))
@@ -324,7 +325,7 @@ func TestRedrive_BeforeItsTime(t *testing.T) {
 		for _, many := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, many), func(t *testing.T) {
 				t.Parallel()
-				few(t, 3)
+				conformance.Few(t, 3)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				job := job

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -97,7 +98,7 @@ func TestGroup_RunsOnceWhenAllAreDone(t *testing.T) {
 		} {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
-				few(t, 4)
+				conformance.Few(t, 4)
 				db := queuetest.New(t)
 				ctx, q := t.Context(), db.Queue
 				jobs := make([]onceq.Job, n)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -159,7 +160,7 @@ func TestLane_OneAtATimeInOrder(t *testing.T) {
 			for _, keyed := range []bool{false, true} {
 				t.Run(fmt.Sprint(how, ", ", what, ", keyed ", keyed), func(t *testing.T) {
 					t.Parallel()
-					few(t, 4)
+					conformance.Few(t, 4)
 					db := queuetest.New(t)
 					var jobs []onceq.Job
 					want := make(map[int]int)
@@ -251,7 +252,7 @@ func TestLane_RetriesKeepTheirPlace(t *testing.T) {
 			for _, tx := range []bool{false, true} {
 				t.Run(fmt.Sprint("overtake ", overtake, ", ", what, ", in a transaction ", tx), func(t *testing.T) {
 					t.Parallel()
-					few(t, 3)
+					conformance.Few(t, 3)
 					db := queuetest.New(t)
 					k := charges
 					if k.Backoff = func(int, error) time.Duration { return time.Minute }; overtake {
@@ -319,7 +320,7 @@ func TestLane_DeadAndHeldJobs(t *testing.T) {
 			for what, decide := range decide {
 				t.Run(fmt.Sprint("stop ", stop, ", limit ", n, ", ", what), func(t *testing.T) {
 					t.Parallel()
-					few(t, 3)
+					conformance.Few(t, 3)
 					db := queuetest.New(t)
 					require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "", n))
 					k := charges
@@ -776,7 +777,7 @@ func TestLane_UnderFaults(t *testing.T) {
 	_, err := db.Pool.Exec(ctx, `create table done (n bigserial, lane text, job bigint)`)
 	require.NoError(t, err)
 
-	lanes, each := 6, sized(10, 40)
+	lanes, each := 6, conformance.Sized(10, 40)
 	k := onceq.Kind[charge]{
 		Name: "charge", Lane: charges.Lane, MaxLost: 1000, MaxAttempts: 1000,
 		Backoff: func(int, error) time.Duration { return time.Millisecond },

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -324,12 +325,12 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 	}{
 		"two jobs'":   {`select from onceq.jobs where key = '7' or key = '8' for update`, 2},
 		"two fences'": {`select from onceq.job_fences where key = '7' or key = '8' for update`, 2},
-		"all jobs'":   {`select from onceq.jobs for update`, sized(30, 100)},
+		"all jobs'":   {`select from onceq.jobs for update`, conformance.Sized(30, 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.Schema("onceq"))
-			jobs := sized(30, 100)
+			jobs := conformance.Sized(30, 100)
 			var runs atomic.Int32
 			started, end := make(chan bool, 2*jobs), make(chan bool)
 			w := start(t, db, onceq.WorkerConfig{Lease: steady, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: jobs}}}, handle(func(context.Context, *onceq.Lease) error {
@@ -445,7 +446,7 @@ func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 	for _, drains := range []bool{false, true} {
 		t.Run(fmt.Sprint("drains ", drains), func(t *testing.T) {
 			t.Parallel()
-			jobs := sized(30, 100)
+			jobs := conformance.Sized(30, 100)
 			db := queuetest.New(t, queuetest.Schema("onceq"))
 			addMany(t, db, jobs, onceq.Job{})
 			started, end := make(chan bool, jobs), make(chan bool)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -102,7 +103,7 @@ func TestLimit_SharedByLanesAndKinds(t *testing.T) {
 		for _, many := range []bool{false, true} {
 			t.Run(fmt.Sprint(what, ", many ", many), func(t *testing.T) {
 				t.Parallel()
-				few(t, 4)
+				conformance.Few(t, 4)
 				db := queuetest.New(t)
 				setLimit(t, db, "provider", onceq.Limit{AtOnce: 3})
 				var jobs []onceq.Job
@@ -451,7 +452,7 @@ func TestLimit_BadInput(t *testing.T) {
 // are cancelled, and a snapshot that somebody holds: in every snapshot of the tables the limits hold, and in the end all is done.
 func TestLimit_UnderFaults(t *testing.T) {
 	t.Parallel()
-	for _, each := range []int{1, 2, 3}[:sized(2, 3)] {
+	for _, each := range []int{1, 2, 3}[:conformance.Sized(2, 3)] {
 		t.Run(fmt.Sprint("lanes of ", each), func(t *testing.T) {
 			t.Parallel()
 			limitUnderFaults(t, each)
@@ -496,7 +497,7 @@ func limitUnderFaults(t *testing.T, each int) {
 		}
 		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(3)})
 	})
-	for n := range sized(6, 30) {
+	for n := range conformance.Sized(6, 30) {
 		for c := range 6 {
 			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
 			require.NoError(t, err)

@@ -142,7 +142,7 @@ func TestProcesses_AgainstEachOtherAndKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	sqlRun(t, db, ledger)
-	jobs := sized(1500, 6000)
+	jobs := conformance.Sized(1500, 6000)
 	addMany(t, db, jobs, onceq.Job{Kind: "quick", Key: "k"})
 	workers := []*process{startProcess(t, db, time.Second), startProcess(t, db, time.Second)}
 	for kill := 1; kill <= 4; kill++ {

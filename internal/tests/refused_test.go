@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -218,7 +219,7 @@ func TestLane_ANextJobThatPostgresRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 4)
+			conformance.Few(t, 4)
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
 			refuseKind(t, db, "b")

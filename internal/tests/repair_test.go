@@ -856,22 +856,22 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 	cancelled(follower)
 	cancelled(member, newer)
 
-	// The key of the oldest comes last, and what waits for the oldest came last.
-	keyed := enqueued("keyed")
+	// Parts go newest first: they would come to the later key first, and to the later one of two that wait.
+	waited := enqueued("waited")
 	a, b := alone(onceq.Job{}), alone(onceq.Job{})
-	z := alone(onceq.Job{Key: "z"})
-	between := enqueued("between")
 	y := alone(onceq.Job{Key: "y"})
-	cancelled(append(append([]int64{z}, between...), y)...)
+	between := enqueued("between")
+	z := alone(onceq.Job{Key: "z"})
+	cancelled(append(append([]int64{y}, between...), z)...)
 	enqueue := func(key string) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error {
 			_, err := q.Enqueue(ctx, tx, onceq.Job{Kind: "k", Payload: 1, Key: key})
 			return err
 		}
 	}
-	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: keyed[many-1]}, {ID: a}}})
-	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: keyed[0]}, {ID: b}}})
-	cancelled(append(keyed, a, b)...)
+	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: waited[0]}, {ID: a}}})
+	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: waited[many-1]}, {ID: b}}})
+	cancelled(append(waited, a, b)...)
 	redriveOne := func(id int64) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error { _, err := q.Redrive(ctx, tx, id); return err }
 	}
@@ -882,8 +882,8 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 		"ResolveMany": same(cancelled(enqueued("resolved")...), past, resolve),
 		"CancelMany":  same(running, func(ids ...int64) onceq.Filter { return onceq.Filter{IDs: ids} }, cancel),
 		"that follow": {filter: past(member, follower, newer), first: redrive, then: func(ctx context.Context, tx pgx.Tx) error { return discard(ctx, tx, past(follower, newer)) }},
-		"their keys":  {filter: past(append(append([]int64{z}, between...), y)...), first: redrive, before: enqueue("y"), then: enqueue("z")},
-		"who waits":   {filter: past(keyed...), first: redrive, before: redriveOne(a), then: redriveOne(b)},
+		"their keys":  {filter: past(append(append([]int64{y}, between...), z)...), first: redrive, before: enqueue("y"), then: enqueue("z")},
+		"who waits":   {filter: past(waited...), first: redrive, before: redriveOne(a), then: redriveOne(b)},
 	} {
 		t.Run(name, func(t *testing.T) { m.hold(t, db) })
 	}

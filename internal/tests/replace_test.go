@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -375,7 +376,7 @@ func TestReplace_MeetsTheEndOfTheJobBefore(t *testing.T) {
 			require.Equal(t, map[bool]string{true: "3", false: "1"}[commits], string(l.Payload))
 			require.NoError(t, l.Complete(ctx, nil))
 		}
-		for range sized(10, 40) {
+		for range conformance.Sized(10, 40) {
 			l := first()
 			id := add(t, db, inLine(line, 1, 0, 0))
 			ended := background(func() (struct{}, error) { return struct{}{}, l.Complete(ctx, nil) })

@@ -65,7 +65,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 		} {
 			t.Run(mode.String()+" "+name, func(t *testing.T) {
 				t.Parallel()
-				few(t, 2)
+				conformance.Few(t, 2)
 				ctx := t.Context()
 				texts := &sqlTexts{}
 				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.PoolConfig(func(c *pgxpool.Config) {

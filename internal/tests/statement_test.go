@@ -234,7 +234,7 @@ func TestTrap_OnlyPgxsOwnHandlesGetThePlannerGuards(t *testing.T) {
 	for name, handle := range handles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 2)
+			conformance.Few(t, 2)
 			tracer := new(messages)
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
 			conn := conformance.Owner(t, db)
@@ -282,7 +282,7 @@ func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 	for name, wrap := range txHandles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 2)
+			conformance.Few(t, 2)
 			db := queuetest.New(t)
 			const settings = `select concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_hashjoin'), current_setting('enable_mergejoin'),
 				current_setting('enable_bitmapscan'), current_setting('jit'), current_setting('plan_cache_mode'), current_setting('statement_timeout'),
@@ -344,7 +344,7 @@ func TestTrap_AStaleHolderAbortsAWrappedTransaction(t *testing.T) {
 	for name, wrap := range txHandles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 2)
+			conformance.Few(t, 2)
 			db := queuetest.New(t)
 			_, err := conformance.Owner(t, db).Exec(t.Context(), `create table public.app (i int); grant all on public.app to public`)
 			require.NoError(t, err)
@@ -372,7 +372,7 @@ func TestTrap_ACompletionInAWrappedTransactionIsNotSentAgain(t *testing.T) {
 	for name, wrap := range txHandles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			few(t, 2)
+			conformance.Few(t, 2)
 			db := queuetest.New(t)
 			_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "a"})
 			require.NoError(t, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -83,14 +84,14 @@ func withLimit(t *testing.T, db *queuetest.DB, atOnce int) onceq.Kind[charge] {
 // jobs run once and in order.
 func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 	t.Parallel()
-	n := sized(60, 300)
+	n := conformance.Sized(60, 300)
 	keyed := charges
 	keyed.Key = func(c charge) string { return fmt.Sprint(c.N) }
 	for name, kind := range map[string]onceq.Kind[charge]{"keyed": keyed, "unkeyed": charges, "limited": charges} {
 		for _, inTx := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", in a transaction ", inTx), func(t *testing.T) {
 				t.Parallel()
-				few(t, 2)
+				conformance.Few(t, 2)
 				db := queuetest.New(t)
 				watchLeases(t, db)
 				kind := kind
@@ -130,12 +131,12 @@ func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 // lanes. What was leased after a lost answer is given back there, too: the lanes do not stand still for an hour.
 func TestSuccessor_OfAFullLimit(t *testing.T) {
 	t.Parallel()
-	n := sized(60, 200)
+	n := conformance.Sized(60, 200)
 	for i := range 4 {
 		inTx, loses := i%2 == 1, i/2 == 1
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", answers are lost ", loses), func(t *testing.T) {
 			t.Parallel()
-			few(t, 2)
+			conformance.Few(t, 2)
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, losingCommits(&armed, &cut, true))
 			watchLeases(t, db)
@@ -228,7 +229,7 @@ func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
 		for _, limited := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", limited ", limited), func(t *testing.T) {
 				t.Parallel()
-				few(t, 2)
+				conformance.Few(t, 2)
 				db := queuetest.New(t)
 				kind := charges
 				if limited {
@@ -330,9 +331,9 @@ func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
 			if limited {
 				charges = withLimit(t, db, 5)
 			}
-			inLane(t, db, charges, 1, 0, sized(4_000, 100_000))
+			inLane(t, db, charges, 1, 0, conformance.Sized(4_000, 100_000))
 			var r ran
-			for range sized(2, 15) {
+			for range conformance.Sized(2, 15) {
 				from := len(r.list())
 				h := charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { r.add(c.N); return nil })
 				if inTx {
@@ -640,10 +641,10 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 		inTx, whole, limited := i%2 == 1, i/2%2 == 1, []string{"none", "all", "every second"}[i/4]
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole, ", limited ", limited), func(t *testing.T) {
 			t.Parallel()
-			few(t, 4)
+			conformance.Few(t, 4)
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, losingCommits(&armed, &cut, whole))
-			n, charges := sized(100, 400), charges
+			n, charges := conformance.Sized(100, 400), charges
 			if limited != "none" {
 				charges = withLimit(t, db, 5)
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -300,7 +301,7 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheRescan(t *te
 		return nil
 	}))
 	ctx := t.Context()
-	many := sized(8_000, 40_000)
+	many := conformance.Sized(8_000, 40_000)
 	jobs := make([]onceq.Job, many)
 	for i := range jobs {
 		jobs[i] = work.Job(i)
@@ -342,7 +343,7 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx := t.Context()
-	fast, slow, lost := sized(6_000, 36_000), sized(6_000, 8_000), 60
+	fast, slow, lost := conformance.Sized(6_000, 36_000), conformance.Sized(6_000, 8_000), 60
 	jobs := make([]onceq.Job, fast+slow)
 	for i := range jobs {
 		jobs[i] = work.Job(i)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -616,7 +617,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s, key %t, %s", name, job.Key != nil, job.Keep), func(t *testing.T) {
 				t.Parallel()
-				few(t, 3)
+				conformance.Few(t, 3)
 				db := withEffects(t)
 				kind := job
 				kind.Name = "ends"
@@ -696,7 +697,7 @@ func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 		for _, keep := range []time.Duration{0, time.Hour} {
 			t.Run(fmt.Sprint(name, keep), func(t *testing.T) {
 				t.Parallel()
-				few(t, 3)
+				conformance.Few(t, 3)
 				db := withEffects(t)
 				for i, after := range []error{errors.New("bad day"), onceq.Fatal(errors.New("bad day")), onceq.RetryAfter(0, errors.New("bad day")),
 					&pgconn.PgError{Code: "40001", Message: "bad day"}, fmt.Errorf("bad day: %w", onceq.Snooze(1))} {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -516,7 +517,7 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	schemas, jobs := sized(6, 64), 20
+	schemas, jobs := conformance.Sized(6, 64), 20
 	ran := make(chan int, schemas*jobs) // gets the schema of each job
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"log/slog"
 	"regexp"
 	"runtime"
@@ -24,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/ownconns"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
@@ -119,24 +118,6 @@ func long(t testing.TB, why string) {
 	if testing.Short() {
 		t.Skip("make check runs it: " + why)
 	}
-}
-
-// few leaves a case of a table out of make test, unless it is one in n of them. Which ones stay depends on their names alone.
-func few(t testing.TB, n uint32) {
-	t.Helper()
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, t.Name())
-	if testing.Short() && h.Sum32()%n != 0 {
-		t.Skip("make check runs it: one of many cases")
-	}
-}
-
-// sized is how much of something a test has: short of it in make test.
-func sized(short, full int) int {
-	if testing.Short() {
-		return short
-	}
-	return full
 }
 
 // until waits for a condition in the database.
@@ -1854,7 +1835,7 @@ func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 	db := queuetest.New(t)
 	second := onceq.Kind[int]{Name: "second", Queue: "b"}
 	first := onceq.Kind[int]{Name: "first", Queue: "a", Backoff: func(int, error) time.Duration { return 0 }}
-	for n := range sized(5, 30) {
+	for n := range conformance.Sized(5, 30) {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, first.Job(n))
 		require.NoError(t, err)
 		var ran atomic.Int32
