@@ -369,9 +369,9 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		return nil
 	}
 	err := q.cancelDead(ctx, db, ids)
-	if aboutOne(err) {
+	if badData(err) {
 		for _, id := range ids {
-			if err = q.cancelDead(ctx, db, []int64{id}); aboutOne(err) {
+			if err = q.cancelDead(ctx, db, []int64{id}); badData(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
 				err = q.send(ctx, db, hot, callLater, []any{id}, noRows)
 			}

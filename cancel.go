@@ -221,14 +221,14 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 		if err == nil {
 			continue
 		}
-		if !lockedOut(err) && !aboutOne(err) {
+		if !lockedOut(err) && !badData(err) {
 			return err
 		}
 		for _, id := range ids {
 			_, err := q.cancelFree(ctx, slow, brief, []int64{id}, true, true)
 			switch {
 			case err == nil, lockedOut(err): // that one waits for the next time
-			case aboutOne(err):
+			case badData(err):
 				failed = err
 			default:
 				return err

@@ -44,8 +44,6 @@ func linesApart(statement string) inParts {
 		return setLimitInParts(setApart)
 	case removeLimit:
 		return setLimitInParts(removeApart)
-	case putOff:
-		return putOffInParts
 	case replaceWaits:
 		return replaceInParts
 	}
@@ -574,19 +572,6 @@ func setLimitInParts(limit string) inParts {
 		}
 		return p.send(`select 1`, nil, read)
 	}
-}
-
-// putOffApart is putOff without the new call. It returns whether that is wanted.
-var putOffApart = putOff[:strings.Index(putOff, "\ninsert into")] + `
-select exists (select from due) and not ` + calledSoon("$1::text") + `, statement_timestamp()`
-
-func putOffInParts(p *parts, args []any, _ func(pgx.Rows) error) error {
-	var call bool
-	err := p.send(putOffApart, args, row(&call, &p.now))
-	if err == nil && call {
-		err = p.call(p.now.Add(time.Minute), args[0].(string))
-	}
-	return err
 }
 
 // readBack says of jobs in the history, which are locked, how they come back. $2 is as $4 of redriveJobs. ledApart gives the groups that

@@ -195,11 +195,10 @@ func (p *parts) live(ids []int64, at []time.Time, slotted []bool) error {
 }
 
 // lookInParts is look on Citus.
-func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping bool, part *some) (did promoted, now, left time.Time, err error) {
+func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
 	var queues []string
-	part.locked, part.due, part.lane = false, 0, ""
 	err = p.q.alone(unbroken, p.db, func(a *parts) error {
 		did, left, queues = promoted{}, time.Time{}, nil
 		var slots []int16
@@ -217,18 +216,15 @@ func (p *promoter) lookInParts(ctx context.Context, from time.Time, sweeping boo
 			return err
 		}
 		a.now = now
-		part.locked, did.busy, did.next = true, due > mine, time.Duration(next)*time.Microsecond
-		if part.slot != anySlot {
-			slots = slices.DeleteFunc(slots, func(slot int16) bool { return int(slot) != part.slot })
-		}
+		did.busy, did.next = due > mine, time.Duration(next)*time.Microsecond
 		if len(slots) == 0 {
 			return nil
 		}
-		lanes, end, err := a.takeCalls(from, part, slots)
-		if err != nil || part.due == 0 {
+		lanes, calls, end, err := a.takeCalls(from, slots)
+		if err != nil || calls == 0 {
 			return err
 		}
-		left, did.calls = end, part.due
+		left, did.calls = end, calls
 		if did.jobs, queues, err = a.admit(lanes, p.again); err != nil {
 			return err
 		}
@@ -336,18 +332,15 @@ func (p *parts) follow(lines []string, pause time.Duration) (went int, queues []
 	return len(live), queues, cancel, err
 }
 
-// takeCalls takes calls of the slots, and returns their lanes, and until when all are taken, if there may be more.
-func (p *parts) takeCalls(from time.Time, part *some, slots []int16) (lanes []string, left time.Time, err error) {
+// takeCalls takes calls of the slots, and returns their lanes, how many they were, and until when all are taken, if there may be more.
+func (p *parts) takeCalls(from time.Time, slots []int16) (lanes []string, calls int, left time.Time, err error) {
 	count, last := make(map[int16]int), make(map[int16]time.Time)
-	err = p.send(takeCalls, []any{from, part.n, slots}, each(func(rows pgx.Rows) error {
+	err = p.send(takeCalls, []any{from, promoteChunk, slots}, each(func(rows pgx.Rows) error {
 		var slot int16
 		var lane string
 		var due time.Time
 		if err := rows.Scan(&slot, &lane, &due); err != nil {
 			return err
-		}
-		if part.due++; part.due == 1 {
-			part.lane = lane
 		}
 		lanes = append(lanes, lane)
 		count[slot]++
@@ -355,12 +348,13 @@ func (p *parts) takeCalls(from time.Time, part *some, slots []int16) (lanes []st
 		return nil
 	}))
 	for slot, n := range count {
-		if end := last[slot].Add(-time.Microsecond); n == part.n && (left.IsZero() || end.Before(left)) {
+		if end := last[slot].Add(-time.Microsecond); n == promoteChunk && (left.IsZero() || end.Before(left)) {
 			left = end // many calls may be due at one time
 		}
 	}
+	calls = len(lanes)
 	slices.Sort(lanes)
-	return slices.Compact(lanes), left, err
+	return slices.Compact(lanes), calls, left, err
 }
 
 var (

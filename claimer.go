@@ -9,8 +9,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
@@ -46,9 +44,8 @@ type claimer struct {
 	claimsBacklog, claimsInTurn, claims, claimsLost, looking, keeps bool        // a statement for this purpose is under way
 	answers                                                         chan func() // what to do with their answers
 
-	fails     int       // claims in a row that failed, and not because of one queue
+	fails     int       // claims in a row that failed
 	notBefore time.Time // no claim before this time, because the latest of these failed
-	apart     int       // how many feeds have failed by themselves
 
 	looks        looks
 	rescans      rescans
@@ -287,7 +284,6 @@ func (c *claimer) listens() bool {
 
 const (
 	together   = 100              // so many queues in one claim
-	mostApart  = 100              // so many queues may fail by themselves
 	aloneFrom  = 100              // a queue with a backlog is claimed by itself if it can take so many jobs
 	soonAgain  = time.Millisecond // the first pause before a queue is asked again
 	longestNap = time.Hour
@@ -301,7 +297,6 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 	}
 	var chosen []*feed
 	var wants []want
-	most := together
 	keep := c.active[:0]
 	var later []*feed // these have had their turn
 	for _, f := range c.active {
@@ -314,17 +309,12 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 		}
 		one := c.quarantineDue(f)
 		due := one || f.due || !f.again.IsZero() && !now.Before(f.again)
-		room := min(most, f.most)
 		switch {
 		case f.paused && !f.busy:
 			f.active, f.due, f.again = false, false, time.Time{}
 			continue
-		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= room):
+		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= together):
 			keep = append(keep, f) // an answer comes first
-			continue
-		case now.Before(f.notBefore):
-			keep = append(keep, f)
-			wait = min(wait, f.notBefore.Sub(now))
 			continue
 		case !due && f.again.IsZero() && len(f.quarantine.ids) == 0:
 			f.active = false
@@ -344,14 +334,14 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		case w.one:
 			c.claimQuarantined(ctx, f)
-		case *purpose || len(chosen) >= room: // another worker was faster to start a job in quarantine
+		case *purpose || len(chosen) >= together: // another worker was faster to start a job in quarantine
 			c.unreserve(f)
 			keep = append(keep, f)
 			continue
 		case f.backlog:
 			c.claim(ctx, []*feed{f}, []want{w}, purpose)
 		default:
-			chosen, wants, most = append(chosen, f), append(wants, w), room
+			chosen, wants = append(chosen, f), append(wants, w)
 			f.busy = true
 		}
 		later = append(later, f)
@@ -438,12 +428,6 @@ func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim)
 func (c *claimer) claimed(feeds []*feed, err error) bool {
 	if err == nil {
 		c.fails = 0
-		for _, f := range feeds {
-			if f.fails > 0 {
-				c.apart--
-			}
-			f.fails, f.most = 0, together
-		}
 		c.works(workClaim, feeds)
 		return true
 	}
@@ -458,50 +442,16 @@ func (c *claimer) claimed(feeds []*feed, err error) bool {
 	return false
 }
 
-// claimFailed decides when feeds are claimed again. If Postgres refused the claim, the jobs of one queue may be the reason, as
-// with a trigger of the application. So each half is claimed at once, and so on until that queue is alone, which then
-// waits, and is claimed alone until that succeeds. After any other failure, or if very many queues fail, all wait.
+// claimFailed puts off the next claim, the longer the more claims in a row have failed.
 func (c *claimer) claimFailed(feeds []*feed, err error) {
-	one, name := feeds[0], ""
+	name := ""
 	if len(feeds) == 1 {
-		name = one.queue
+		name = feeds[0].queue
 	}
-	var wait time.Duration
-	again := func(fails *int, notBefore *time.Time) {
-		*fails++
-		wait = min(5*time.Second, 50*time.Millisecond<<min(*fails, 10))
-		*notBefore = time.Now().Add(wait/2 + rand.N(wait))
-	}
-	switch {
-	case !refused(err) || one.fails == 0 && c.apart == mostApart:
-		again(&c.fails, &c.notBefore)
-		c.shaken = true
-	case len(feeds) > 1:
-		for _, f := range feeds {
-			f.most = (len(feeds) + 1) / 2
-		}
-	default:
-		if one.fails == 0 {
-			c.apart++
-		}
-		one.most = 1
-		again(&one.fails, &one.notBefore)
-	}
+	c.fails++
+	wait := min(5*time.Second, 50*time.Millisecond<<min(c.fails, 10))
+	c.notBefore, c.shaken = time.Now().Add(wait/2+rand.N(wait)), true
 	c.q.fails(c.id, workClaim, name, err, slog.Duration("next_try_in", wait))
-}
-
-// refused reports whether Postgres refused a statement for something that may lie in its rows, and nothing is wrong with
-// the connection, the server or the tables.
-func refused(err error) bool {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.SeverityUnlocalized != "ERROR" || noTables(err) {
-		return false
-	}
-	switch class := pgErr.Code[:min(2, len(pgErr.Code))]; class {
-	case "0A", "25", "53", "57": // a standby, a read-only transaction, no space or memory, somebody's intervention
-		return false
-	}
-	return true
 }
 
 // works reports that background work went well for these feeds. Work on several reports its failures without a name.

@@ -333,12 +333,6 @@ type refusedError struct {
 
 func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
 
-// handOverError says why Postgres refused a handler's transaction with the completion of a job in a lane or with a limit. It may be
-// because of the job that would be next.
-type handOverError struct{ error }
-
-func (e *handOverError) Unwrap() error { return e.error }
-
 // notBegunError says why a handler was not called, or did not get past its first statement. No attempt is spent on it.
 type notBegunError struct{ error }
 

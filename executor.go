@@ -407,11 +407,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		}
 		var refused *refusedError
 		var committed *committedError
-		var handOver *handOverError
 		again := conflicts(err)
-		if errors.As(err, &handOver) && !errors.As(err, &committed) && !tasks[0].alone {
-			tasks[0].alone, again = true, true
-		}
 		if again && try < tries && ctx.why() == nil {
 			ctx.cancel(nil)
 			if x.afterConflict(tasks, try, time.Since(tasks[0].lease.began)) {
@@ -567,7 +563,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	var args, row []any // row: where the statement's answer goes, if anything but the guard is asked
 	var cancelled []int64
 	var next *successor
-	if !many && !tasks[0].alone {
+	if !many {
 		next = x.successor(outcomes[0], 1)
 	}
 	switch {
@@ -604,7 +600,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, tasks[0].alone, statement, args, row, next)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, row, next)
 	if next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)
@@ -616,11 +612,8 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		}(err)
 	}
 	tasks[0].tried = !sure && !again
-	switch {
-	case leaseLost(err):
+	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
-	case sure && aboutOne(err) && len(tasks) == 1 && tasks[0].lease.lined() && !tasks[0].h.serializable:
-		err = &handOverError{err}
 	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {

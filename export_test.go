@@ -45,9 +45,6 @@ var HotStatements = map[string]string{
 	"the same, in tx":     inTx[completeNextLimited],
 	"give next back":      giveBackNext,
 	"give first back":     giveBackFirst,
-	"choose slot":         chooseSlot,
-	"put off":             putOff,
-	"await calls":         awaitCalls,
 	"retry, laned":        retryLaned,
 	"end, limit":          endLimited,
 	"retry, limit":        retryLimited,
@@ -262,7 +259,7 @@ func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
 	if err != nil {
 		return err
 	}
-	lanes, _, err := p.takeCalls(time.Time{}, &some{slot: anySlot, n: 200}, slots)
+	lanes, _, _, err := p.takeCalls(time.Time{}, slots)
 	if err != nil {
 		return err
 	}

@@ -32,11 +32,8 @@ type feed struct {
 	pause   time.Duration // before the next claim of that kind
 	moves   int           // how many claims and pages have begun
 	paused  bool          // nothing of it may be claimed
-	most    int           // so many queues may be in a claim with it; fewer than together after a failure
-	fails   int           // claims of it alone that failed in a row
 	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
 
-	notBefore   time.Time     // no claim before this time, because the latest of it alone failed
 	othersUntil time.Time     // other workers claim from the backlog too, as far as is known
 	turnTook    time.Duration // how long the latest claim waited for its turn
 	turnsFrom   time.Time     // no claim waits for its turn before this time, because the latest waited in vain
@@ -56,7 +53,7 @@ type feed struct {
 }
 
 func newFeed(w *Worker, s *slots) *feed {
-	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), most: together, unknown: make(map[string]bool)}
+	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
 	f.room.returning = 1
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {

@@ -16,9 +16,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
-	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -113,9 +113,6 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	err := l.q.sendBare(ctx, db, statement, args, noRows)
 	if overLimit(err) && own(db) != nil && ctx.Err() == nil { // otherwise the job would run again
 		err = l.q.send(ctx, db, hot, statement, args, noRows)
-	}
-	if l.lined() && aboutOne(err) && own(db) != nil {
-		err = l.q.send(ctx, db, hot.withoutHandOver(), statement, args, noRows)
 	}
 	return l.completed(ctx, err)
 }
@@ -715,9 +712,6 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 		var done []int64
 		dest := append([]any{nil, &done}, part.more...)
 		failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...))
-		if part.outcomes[0].lease.lined() && aboutOne(failed) && own(db) != nil { // then all have lanes or limits
-			failed = q.send(ctx, db, by.withoutHandOver(), part.statement, part.args(part.outcomes, false), row(dest...))
-		}
 		if failed != nil {
 			err = fmt.Errorf("onceq: finish: %w", failed)
 			left = append(left, part.outcomes...)
@@ -809,21 +803,18 @@ func errorText(s string) string {
 	return s
 }
 
-// aboutOne reports whether Postgres refused a statement perhaps because of one of its jobs: of its data, or of a policy or a trigger
-// that wants rights.
-func aboutOne(err error) bool { return badData(err) || sqlstate.Of(err) == "42501" }
-
 // badData reports whether Postgres refused a statement because of one of its values, or a trigger did, so that splitting the batch
-// finds that value. It is false for everything that may pass: a lost connection, a server that does not let this role in or that
-// only reads, a conflict, a lock, what a pooler or a migration has done to a prepared statement, missing tables and rights.
+// finds that value. It is false for everything that may pass: a lost connection, a standby, a server that does not let this role in,
+// that only reads or has no space, a conflict, a lock, what a pooler, a person or a migration has done, missing tables and rights.
 func badData(err error) bool {
-	if !refused(err) {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.SeverityUnlocalized != "ERROR" || noTables(err) {
 		return false
 	}
-	switch state := sqlstate.Of(err); state[:min(2, len(state))] {
-	case "08", "26", "28", "3D", "40", "55", "58", "XX":
+	switch pgErr.Code[:min(2, len(pgErr.Code))] {
+	case "08", "0A", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX":
 		return false
 	default:
-		return state != "42501" && state != "42P05"
+		return pgErr.Code != "42501" && pgErr.Code != "42P05"
 	}
 }

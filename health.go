@@ -57,6 +57,7 @@ var findingNames = [...]string{
 	"replication_slot",     // one that holds back vacuum
 	"slow_limit",           // a limit for which hours of work wait
 	"snapshot",             // an old transaction
+	"trigger",              // one of the application on the library's tables
 	"versions",             // workers that a deploy has left behind
 	"waiting",              // a queue whose jobs have been due for long
 }
@@ -102,7 +103,7 @@ func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueS
 	}
 	var unanswered error
 	for _, look := range []func(context.Context) error{
-		x.rows, x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.unset, x.slow, x.hangs, x.groups, x.calls,
+		x.rows, x.snapshots, x.keptBack, x.tables, x.indexes, x.triggers, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.unset, x.slow, x.hangs, x.groups, x.calls,
 		x.reaper,
 	} {
 		switch err := x.within(ctx, look); {
@@ -315,6 +316,26 @@ select c.relname,
 			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows and %d live ones", x.q.schema, name, dead, alive),
 				"if an old transaction is named above, end it; otherwise let autovacuum run more often or with less cost delay")
 		}
+		return nil
+	})
+}
+
+// triggers looks for triggers on the tables of jobs and keys. The library has none: an error that one raises refuses what the library does.
+func (x *examination) triggers(ctx context.Context) error {
+	const triggers = `
+select c.relname::text, t.tgname::text
+  from pg_trigger t join pg_class c on c.oid = t.tgrelid
+ where not t.tgisinternal
+   and t.tgrelid in ('onceq.jobs'::regclass, 'onceq.job_waits'::regclass, 'onceq.job_history'::regclass, 'onceq.job_fences'::regclass)
+ order by 1, 2
+ limit 5`
+	return x.each(ctx, triggers, nil, func(rows pgx.Rows) error {
+		var table, name string
+		if err := rows.Scan(&table, &name); err != nil {
+			return err
+		}
+		x.add("trigger", fmt.Sprintf("table %s.%s has the trigger %q", x.q.schema, table, name),
+			"if it can raise an error, drop it: claims and lanes stand still while it refuses a job")
 		return nil
 	})
 }

@@ -204,18 +204,8 @@ func anyDue(lane string) string {
 }
 
 // handsOver says that a completion admits successors. Otherwise it leaves calls for a promoter: its transaction's snapshot may be older
-// than the statement, or it was sent with noHandOver.
-const handsOver = `pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'`
-
-// noHandOver is a setting of the transaction of a completion that is tried again because Postgres has refused it, perhaps because of the
-// job that would be next: a trigger, a constraint or a policy of the application on jobs is heard only when a job is let in.
-const noHandOver = `pg_catalog.set_config('onceq_lanes.alone', 'on', true)`
-
-// withoutHandOver is the way with noHandOver.
-func (w way) withoutHandOver() way {
-	w.settings += `, ` + noHandOver
-	return w
-}
+// than the statement.
+const handsOver = `pg_catalog.current_setting('transaction_isolation') = 'read committed'`
 
 // laneOpen says that a completion may admit a successor into lane r.lane.
 var laneOpen = handsOver + `
@@ -536,7 +526,7 @@ func (x *explaining) lane(ctx context.Context) error {
 			r.Text = fmt.Sprintf("its lane %q has room, and %s: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, comeFirst(r.Before), j.Limit)
 		}
 		x.room = len(x.e.Reasons) + 1
-		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
+		r.Advice = "if it stays so, no worker is running: start one; or a trigger or a constraint of your own refuses one of them, and a worker's log says why"
 	}
 	x.e.add(r)
 	if j.Limit == "" {

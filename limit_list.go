@@ -232,7 +232,7 @@ func (x *explaining) limit(ctx context.Context) error {
 	default:
 		r.Text = fmt.Sprintf("its limit %q has room, and %s: a worker lets them in within a poll", j.Limit, comeFirst(r.Before))
 		x.room = len(x.e.Reasons) + 1
-		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
+		r.Advice = "if it stays so, no worker is running: start one; or a trigger or a constraint of your own refuses one of them, and a worker's log says why"
 	}
 	x.e.add(r)
 	return nil

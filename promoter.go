@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -69,9 +68,6 @@ type promoter struct {
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
 	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
-	said   stamps           // when it last said of a lane that Postgres refuses its next job
-
-	refused stamps // when Postgres last refused the next job of a lane
 
 	doubts  []*successor // what looks whose answers were lost may have leased
 	settled time.Time    // when that was last not given back
@@ -486,9 +482,6 @@ select (select count(*) from call), (select count(*) from ours), (select pg_cata
 // calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	defer p.settle(ctx)
-	if err := p.awaitRefused(ctx); err != nil {
-		return did, err
-	}
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
@@ -502,11 +495,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	case !old:
 		from = p.wide.Add(-promoteMargin)
 	}
-	all := some{slot: anySlot, n: promoteChunk}
-	did, now, left, err := p.look(ctx, from, full, &all)
-	if all.locked && aboutOne(err) {
-		did, now, left, err = p.lookApart(ctx, from, full)
-	}
+	did, now, left, err := p.look(ctx, from, full)
 	if err != nil {
 		return did, err
 	}
@@ -599,17 +588,17 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 // A transaction that has leased a job waits itself: or a token could come twice.
 const commitSoon = `pg_catalog.set_config('synchronous_commit', 'off', true)`
 
-// look takes the calls that are due since from, or some of them. If sweeping, it also looks for the ends of jobs that nobody
+// look takes the calls that are due since from, up to promoteChunk of each slot. If sweeping, it also looks for the ends of jobs that nobody
 // tells. It returns the database's time, and from when on calls are left, if there may be more.
-func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part *some) (did promoted, now, left time.Time, err error) {
+func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
 	if p.q.citus.Load() == citusYes {
-		return p.lookInParts(ctx, from, sweeping, part)
+		return p.lookInParts(ctx, from, sweeping)
 	}
-	if p.sees && part.slot == anySlot && !p.came {
+	if p.sees && !p.came {
 		var due int
 		switch did, due, now, err = p.see(ctx, from, sweeping); {
 		case p.q.foundCitus(ctx, p.db, err):
-			return p.lookInParts(ctx, from, sweeping, part)
+			return p.lookInParts(ctx, from, sweeping)
 		case err != nil:
 			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
 		case due == 0:
@@ -627,7 +616,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	defer cancel()
 	first := p.first()
 	defer func() {
-		if first.end(err == nil); first != nil && err != nil && !aboutOne(err) {
+		if first.end(err == nil); first != nil && err != nil {
 			p.doubts = append(p.doubts, first)
 		}
 	}()
@@ -637,21 +626,13 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 		lease, holder, leases = first.x.lease.Microseconds(), first.holder, &first.queue
 	}
 	batch := p.looking(sweeping, &now, &did)
-	part.locked, part.due, part.lane = false, 0, ""
-	batch.Queue(p.q.sql(lockCalls), from, true).Query(func(rows pgx.Rows) error {
-		err := row(nil, &due, &mine, &next, &did.families)(rows)
-		part.locked = err == nil
-		return err
-	})
-	if part.slot != anySlot {
-		batch.Queue(p.q.sql(chooseSlot), strconv.Itoa(part.slot), from, part.n).Query(row(nil, &part.lane, &part.due))
-	}
+	batch.Queue(p.q.sql(lockCalls), from, true).Query(row(nil, &due, &mine, &next, &did.families))
 	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end, nil}}
-	batch.Queue(p.q.sql(promoteCalls), from, part.n, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
+	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
 	batch.Queue("commit")
 	switch err := p.db.SendBatch(unbroken, batch).Close(); {
 	case p.q.foundCitus(unbroken, p.db, err):
-		return p.lookInParts(ctx, from, sweeping, part)
+		return p.lookInParts(ctx, from, sweeping)
 	case err != nil:
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
 	}

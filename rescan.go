@@ -237,16 +237,12 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 			f.busy = false
 			r.spent += took
 			works := c.rescanWorks(ctx, []*feed{f}, err)
-			switch {
-			case refused(err): // the others go on
-				r.next()
-				c.activate(f)
-			case !works || f.moves != moves: // something was paused or resumed
+			if !works || f.moves != moves { // something was paused or resumed
 				r.feeds = nil
 				c.activate(f)
-			default:
-				c.rescanned(ctx, f, to, &p)
+				return
 			}
+			c.rescanned(ctx, f, to, &p)
 		}
 	})
 	return true

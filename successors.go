@@ -218,11 +218,7 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 func (n *successor) finish(ctx context.Context, db DB, by way, o outcome) (stale []*Lease, left []outcome, err error) {
 	statement, args := n.statement(o, false)
 	var done *int64
-	if err = n.x.q.send(ctx, db, by, statement, args, row(n.completed(&done))); aboutOne(err) {
-		n.lease, n.known = nil, true // it was rolled back, perhaps because of the next job
-		return n.x.q.finish(ctx, db, by, []outcome{o})
-	}
-	if err != nil {
+	if err = n.x.q.send(ctx, db, by, statement, args, row(n.completed(&done))); err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
 	if done == nil {

@@ -17,7 +17,6 @@ type task struct {
 	h     *Handler
 	doubt *successor // as in outcome; its handler's goroutine uses these two
 	tried bool
-	alone bool // its completion is sent with noHandOver; its handler's goroutine uses this
 
 	// Guarded by taskSet.mu.
 	extended  time.Time       // just before the claim, or before the latest beat that found the lease alive

@@ -137,16 +137,13 @@ var inTx = map[string]string{
 var checkTx = `select null` + sameTx("$1", "$2::bigint")
 
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// many says that the statement is for many jobs, which needs the planner settings, alone that it hands over to none, and row where its answer goes. sure is false if the answer was lost, so
+// many says that the statement is for many jobs, which needs the planner settings, and row where its answer goes. sure is false if the answer was lost, so
 // that the transaction may have been committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, alone bool, statement string, args, row []any, next *successor) (sure bool, err error) {
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args, row []any, next *successor) (sure bool, err error) {
 	own := tx.Open()
 	var other *int32 // not null if the handler committed the transaction that was opened
 	var all []lazytx.Statement
 	citus := q.citus.Load() == citusYes
-	if alone {
-		all = append(all, lazytx.Statement{SQL: "select " + noHandOver})
-	}
 	guarded := many || statement == completeOneUnkeyedTold || next != nil
 	switch {
 	case citus && guarded:

@@ -269,7 +269,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -393,13 +393,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -2690,7 +2690,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2787,13 +2787,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -2972,7 +2972,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -3078,13 +3078,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -3254,7 +3254,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -3366,13 +3366,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -3574,13 +3574,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -3756,13 +3756,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -4066,6 +4066,14 @@ select c.relname,
   left join pg_stat_all_tables s on s.relid = c.oid
  where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
  order by c.relname;
+
+-- health.go: triggers.triggers
+select c.relname::text, t.tgname::text
+  from pg_trigger t join pg_class c on c.oid = t.tgrelid
+ where not t.tgisinternal
+   and t.tgrelid in ('onceq.jobs'::regclass, 'onceq.job_waits'::regclass, 'onceq.job_history'::regclass, 'onceq.job_fences'::regclass)
+ order by 1, 2
+ limit 5;
 
 -- inspect.go: Count
 select count(*) from (…) page;
@@ -6165,47 +6173,6 @@ select (select pg_catalog.array_agg(id) from back),
        (select pg_catalog.array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
        (select pg_catalog.array_agg(id) from back where early), (select pg_catalog.array_agg(distinct group_id) from led), (select pg_catalog.array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
 
--- refused.go: awaitCalls
-with due as materialized (
-  select c.place
-    from pg_catalog.unnest($1::text[]) l (lane)
-   cross join lateral (
-         select ctid as place from onceq.lane_calls
-          where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = l.lane
-            for update skip locked) c
-   where exists (select from onceq.lane_calls c
-                    where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = l.lane offset 0)
-)
-delete from onceq.lane_calls where ctid = any (array(select place from due));
-
--- refused.go: chooseSlot
-with mine as materialized (
-  select case when $1::text = any (pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
-)
-select pg_catalog.set_config('onceq_lanes.slots', m.slot, true),
-       coalesce((select lane from onceq.lane_calls
-                  where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
-                  order by due limit 1), ''),
-       (select count(*)
-          from (select from onceq.lane_calls
-                 where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
-                 limit $3::int) c)
-  from mine m;
-
--- refused.go: putOff
-with due as materialized (
-  select ctid as place from onceq.lane_calls
-   where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() and lane = $1::text
-     for update skip locked
-),
-heard as (
-  delete from onceq.lane_calls where ctid = any (array(select place from due))
-)
-insert into onceq.lane_calls (slot, due, lane)
-select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + interval '1 minute', $1::text
- where exists (select from due) and not exists (select from onceq.lane_calls c
-                    where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
-
 -- replace.go: replaceIn job_waits
 with asked as materialized (
   select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
@@ -6537,13 +6504,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane not like '/%' and r.stops is not true and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where r.lane like '/%' and pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -6655,7 +6622,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -6715,7 +6682,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where pg_catalog.current_setting('transaction_isolation') = 'read committed' and coalesce(pg_catalog.current_setting('onceq_lanes.alone', true), '') <> 'on'
+   where pg_catalog.current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -6778,9 +6745,6 @@ select pg_catalog.pg_try_advisory_xact_lock($1::bigint), statement_timestamp();
 select null,
        case when $1::text <> pg_current_xact_id()::text
             then case when pg_catalog.pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
-
--- tx.go: commitTx
-select pg_catalog.set_config('onceq_lanes.alone', 'on', true);
 
 -- tx.go: inTx completeOne
 with gone as (
