@@ -20,7 +20,6 @@ var HotStatements = map[string]string{
 	"claim any": claimAny,
 	"claim one": claimOne,
 	"look":      lookForJobs,
-	"first":     lookForFirst,
 	"find lost": findLost,
 	"extend":    extendLeases,
 	"lengthen":  lengthenLease,

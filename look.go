@@ -76,36 +76,6 @@ select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
        array(select distinct queue from new
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]))`
 
-// lookForFirst asks about the first jobs of up to $2 queues, in the order of their names from after $1 on: in which of them any job has
-// been due for a second, as lookForJobs does, and in which one can be claimed. Queues without jobs cost nothing, whoever serves them. It
-// also returns how many queues it was, and the last of them.
-const lookForFirst = `
-with recursive filled (queue) as (
-  (select queue from onceq.jobs where queue > $1::text order by queue, priority, run_at, id limit 1)
-  union all
-  select (select queue from onceq.jobs where queue > f.queue order by queue, priority, run_at, id limit 1) from filled f where f.queue is not null
-),
-few as materialized (select queue from filled where queue is not null limit $2::int),
-first as materialized (
-  select s.queue, j.run_at, j.leased_until is null and j.lost = 0 and j.kind = any ($3::text[]) as free
-    from few s
-   cross join (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
-   cross join lateral (
-         select run_at, leased_until, lost, kind from onceq.jobs where queue = s.queue and priority = p.priority order by run_at, id limit 1) j
-   where j.run_at <= statement_timestamp()
-),
-behind as materialized (
-  select distinct f.queue, exists (
-           select from onceq.queues q
-            where q.queue = f.queue and q.rescanned_at > statement_timestamp() - $4::bigint::float8 * interval '1 microsecond'
-              and q.rescanned_at <= statement_timestamp() + interval '1 second'
-              and not coalesce(q.left_kinds operator(pg_catalog.&&) $3::text[], false)) as recent
-    from first f
-   where f.run_at <= statement_timestamp() - interval '1 second'
-)
-select exists (select from behind where recent), array(select queue from behind where not recent), array(select distinct queue from first where free),
-       (select count(*) from few), coalesce((select pg_catalog.max(queue) from few), '')`
-
 // looks are the claimer's looks at feeds: at all of them at intervals, and at some soon after they have become idle, or
 // were announced. A look at many is several statements, so that none holds the session for long.
 type looks struct {
@@ -121,7 +91,6 @@ type looks struct {
 	notAgain time.Time        // no look before this time, because the latest failed
 	nextDue  time.Time        // the earliest feed.next; zero if there is none
 	fresh    lookAtNew        // while the run is lively
-	first    lookAtFirst      // of a run with very many queues
 	calls    lookAtCalls      // with looks at all
 }
 
@@ -141,14 +110,6 @@ type lookAtAll struct {
 type lookAtCalls struct {
 	looked time.Time // when the latest did, by the database's clock
 	all    time.Time // when one looks for all again
-}
-
-// lookAtFirst is a look at the first jobs of the queues of the schema that have any. To ask in each queue of a run whether any job is
-// due would be several statements, and so seldom, if there are very many. Such a run asks by this one, and finds by it soon what nobody
-// has announced, too.
-type lookAtFirst struct {
-	at   time.Time // when to look; zero: there are not so many
-	from string    // after this queue
 }
 
 // lookAtNew is a look at the jobs that were enqueued last. It goes along with claims of several queues, so that while jobs come,
@@ -184,9 +145,6 @@ const (
 	lookWideBack = 250 * time.Millisecond
 	lookWide     = 50 * time.Millisecond // between two wide ones
 	lookNewRest  = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
-
-	lookFirstMost  = 1000              // queues in one look at the first jobs
-	lookFirstEvery = 2 * pollListening // together with the looks at all not more than a statement a second
 )
 
 const (
@@ -267,16 +225,12 @@ func (c *claimer) lookInterval() time.Duration {
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
 	case c.listens():
-		each, page := pollListening, c.looks.page(true)
-		if c.looksAtFirst() {
-			each, page = lookFirstEvery, c.looks.page(false)
-		}
-		least := each
+		least, page := pollListening, c.looks.page(true)
 		if c.listener.leavesNow() {
 			least = pollLeaving
 		}
 		statements := (len(c.feeds) + page - 1) / page
-		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*each)))
+		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
 	}
 	return max(pollUnheard, min(lookLongest, lookRest*took))
 }
@@ -289,9 +243,6 @@ func (l *looks) wait(now time.Time) time.Duration {
 	}
 	if !l.fresh.at.IsZero() && l.fresh.at.Before(at) {
 		at = l.fresh.at
-	}
-	if !l.first.at.IsZero() && l.first.at.Before(at) {
-		at = l.first.at
 	}
 	for _, f := range l.soon {
 		if soon := later(f.lookAt, l.some.ended.Add(lookSomeRest*l.some.took)); soon.Before(at) {
@@ -337,14 +288,6 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		return true
 	}
 	rescan := c.rescans.due(now)
-	if !c.looksAtFirst() {
-		l.first = lookAtFirst{}
-	} else if now.Before(l.first.at) {
-		rescan = false
-	} else if l.first.at = now.Add(rescanEvery / 4); rescan {
-		c.lookAtFirst(ctx, now)
-		return true
-	}
 	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
 		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: lookRecent}
 		if now.Sub(l.whole.ended) > max(time.Second, 50*l.whole.took) {
@@ -383,65 +326,6 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 	}
 	c.look(ctx, feeds, nil)
 	return true
-}
-
-// looksAtFirst reports whether a look at all that also asks in each queue whether any job is due would be several statements. On Citus
-// it is, because nothing else was tried there. Since looks at all take less time then, it remains so down to half as many queues.
-func (c *claimer) looksAtFirst() bool {
-	most := c.looks.page(true)
-	if !c.looks.first.at.IsZero() {
-		most /= 2
-	}
-	return len(c.feeds) > most && c.q.citus.Load() != citusYes
-}
-
-// lookAtFirst looks at the first jobs of the queues that have any.
-func (c *claimer) lookAtFirst(ctx context.Context, began time.Time) {
-	l := &c.looks.first
-	every := lookFirstEvery
-	switch {
-	case c.listener.leavesNow():
-		every = pollLeaving
-	case c.announcement.lively, !c.listens(): // other statements are many more
-		every = rescanEvery
-	}
-	every = max(every, c.w.poll)
-	l.at = began.Add(every*9/10 + rand.N(every/5))
-	args := []any{l.from, lookFirstMost, c.kinds, c.rescans.interval().Microseconds()}
-	c.send(&c.looking, func() func() {
-		var recent bool
-		var behind, free []string
-		var n int
-		var last string
-		err := c.q.send(ctx, c.db, hot, lookForFirst, args, row(&recent, &behind, &free, &n, &last))
-		ended := time.Now()
-		return func() {
-			if err != nil {
-				c.lookFailed(ctx, err)
-				return
-			}
-			c.looks.fails = 0
-			c.works(workLook, nil)
-			if l.from = ""; n == lookFirstMost {
-				l.from = last
-			}
-			found := 0
-			for _, queue := range free {
-				if f := c.byName[queue]; f != nil && !f.paused && f.idle() {
-					c.isDue(f)
-					found++
-				}
-			}
-			c.found(found, ended)
-			var feeds []*feed
-			for _, queue := range behind {
-				if f := c.byName[queue]; f != nil {
-					feeds = append(feeds, f)
-				}
-			}
-			c.lookedBehind(feeds, recent, pass{ended: ended, took: ended.Sub(began)})
-		}
-	})
 }
 
 // lookAtNew looks at the jobs that were enqueued last.

@@ -1668,7 +1668,7 @@ func TestLooks_PagesAreSmallWhereJobsComeOften(t *testing.T) {
 	require.Equal(t, 100, l.page(true))
 }
 
-// Thousands of queues need several statements for a look, and there is no more than one a second, with those at their first jobs.
+// Thousands of queues need several statements for a look, and there is no more than one a second.
 func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	t.Parallel()
 	var also []string
@@ -1682,22 +1682,12 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	c.listener.confirmed.Store(true)
 	c.looks.each = [2]time.Duration{5 * time.Microsecond, 5 * time.Microsecond} // 25 ms
 	c.looks.took = [2]time.Duration{time.Millisecond, time.Millisecond}
-	require.True(t, c.looksAtFirst())
-	require.Equal(t, 2*lookFirstEvery, c.lookInterval())
+	require.Equal(t, 3*pollListening, c.lookInterval())
 	c.listener.waits.Store(true)
 	c.listener.leaves.Store(true)
 	require.Equal(t, pollLeaving, c.lookInterval())
 	c.looks.each = [2]time.Duration{10 * time.Microsecond, 10 * time.Microsecond}
-	require.Equal(t, 3*lookFirstEvery, c.lookInterval())
-	c.q.citus.Store(citusYes) // there it asks in each queue whether any job is due, which takes twice as long
-	require.False(t, c.looksAtFirst())
 	require.Equal(t, 6*pollListening, c.lookInterval())
-	c.q.citus.Store(0)
-	c.looks.first.at = time.Now()
-	c.feeds = c.feeds[:501]
-	require.True(t, c.looksAtFirst())
-	c.feeds = c.feeds[:500]
-	require.False(t, c.looksAtFirst())
 }
 
 // ⚠ While something was paused and the database was away, the claimer's next look at what is paused was overdue and not allowed yet, so

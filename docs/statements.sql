@@ -5175,33 +5175,6 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
                        order by due limit 1) c)
        or $9::timestamptz < '1970-01-01' and exists (select from onceq.job_members where not told);
 
--- look.go: lookForFirst
-with recursive filled (queue) as (
-  (select queue from onceq.jobs where queue > $1::text order by queue, priority, run_at, id limit 1)
-  union all
-  select (select queue from onceq.jobs where queue > f.queue order by queue, priority, run_at, id limit 1) from filled f where f.queue is not null
-),
-few as materialized (select queue from filled where queue is not null limit $2::int),
-first as materialized (
-  select s.queue, j.run_at, j.leased_until is null and j.lost = 0 and j.kind = any ($3::text[]) as free
-    from few s
-   cross join (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
-   cross join lateral (
-         select run_at, leased_until, lost, kind from onceq.jobs where queue = s.queue and priority = p.priority order by run_at, id limit 1) j
-   where j.run_at <= statement_timestamp()
-),
-behind as materialized (
-  select distinct f.queue, exists (
-           select from onceq.queues q
-            where q.queue = f.queue and q.rescanned_at > statement_timestamp() - $4::bigint::float8 * interval '1 microsecond'
-              and q.rescanned_at <= statement_timestamp() + interval '1 second'
-              and not coalesce(q.left_kinds operator(pg_catalog.&&) $3::text[], false)) as recent
-    from first f
-   where f.run_at <= statement_timestamp() - interval '1 second'
-)
-select exists (select from behind where recent), array(select queue from behind where not recent), array(select distinct queue from first where free),
-       (select count(*) from few), coalesce((select pg_catalog.max(queue) from few), '');
-
 -- look.go: lookForJobs
 with recent as materialized (
   select queue from onceq.queues
