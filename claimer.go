@@ -59,10 +59,7 @@ type claimer struct {
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
 	// notifications, and one after lookMore and a time for that notification. Anybody may add to it.
 	heard map[string]bool
-	// slotted are jobs in quarantine that wait for their slots (rate.go), the next one at nextSlot or later. Anybody may
-	// add to it.
-	slotted  []slottedJob
-	nextSlot time.Time
+	came  []*Lease // of jobs in quarantine whose slots have come (rate.go); anybody may add to it
 }
 
 func newClaimer(w *Worker, id int64, db quick, exec *executor) *claimer {
@@ -101,13 +98,12 @@ func (c *claimer) live(queue string) {
 // suspended is for a job in quarantine that was given back until its slot: it is claimed then. A rescan would find it too
 // late, and it would get another slot, again and again. Anybody may call it.
 func (c *claimer) suspended(l *Lease) {
-	c.mu.Lock()
-	if len(c.slotted) == 0 || l.slot.Before(c.nextSlot) {
-		c.nextSlot = l.slot
-	}
-	c.slotted = append(c.slotted, slottedJob{l.Queue, l.Kind, l.ID, l.slot})
-	c.mu.Unlock()
-	c.rouse()
+	time.AfterFunc(time.Until(l.slot), func() {
+		c.mu.Lock()
+		c.came = append(c.came, l)
+		c.mu.Unlock()
+		c.rouse()
+	})
 }
 
 // rouse makes the claimer think again. Anybody may call it.
@@ -124,7 +120,7 @@ func (c *claimer) loop(ctx context.Context) {
 		now := time.Now()
 		c.obey(c.q.pauses.known.Load())
 		c.hear(now)
-		wait := min(c.becomeDue(now), c.comeToSlots(now), c.giveBackAhead(now))
+		wait := min(c.becomeDue(now), c.giveBackAhead(now))
 		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
 		timer := time.NewTimer(wait)
 		select {
@@ -177,6 +173,15 @@ func (c *claimer) hear(now time.Time) {
 		}
 	}
 	clear(c.heard)
+	c.came = slices.DeleteFunc(c.came, func(l *Lease) bool {
+		f := c.byName[l.Queue]
+		if f.busy {
+			return false // the answer comes first
+		}
+		f.quarantine.slotCame(l.ID, l.Lost)
+		c.activate(f)
+		return true
+	})
 }
 
 // hasJobs records that there are jobs for a feed, which may be nil, and whether a notification said so.
@@ -193,39 +198,6 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		}
 	}
 	c.isDue(f)
-}
-
-// comeToSlots puts jobs in quarantine whose slots have come in front of the others there. It returns how long it takes until
-// the next one's does.
-func (c *claimer) comeToSlots(now time.Time) (wait time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if wait = longestNap; len(c.slotted) == 0 {
-		return wait
-	}
-	if d := c.nextSlot.Sub(now); d > 0 {
-		return d
-	}
-	held := false
-	c.slotted = slices.DeleteFunc(c.slotted, func(j slottedJob) bool {
-		f := c.byName[j.queue]
-		switch d := j.slot.Sub(now); {
-		case d > 0:
-			wait = min(wait, d)
-			return false
-		case f.busy: // the answer comes first
-			held = true
-			return false
-		case slices.Contains(c.kinds, j.kind): // otherwise a rescan finds the job when its kind is resumed
-			f.quarantine.slotCame(j.id)
-			c.activate(f)
-		}
-		return true
-	})
-	if !held {
-		c.nextSlot = now.Add(wait)
-	}
-	return wait
 }
 
 // Jobs that were claimed ahead wait for a slot for some hundredths of a second, unless handlers suddenly take much longer. Then they

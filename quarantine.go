@@ -21,15 +21,14 @@ import (
 // while its lease lasts, one more may start beside the others, until a lease is lost again. That is for jobs that have lost one lease.
 // If one of these is a poison job after all, the others lose a second one with it, and from then on each of them starts alone.
 //
-// A job with the rate of a limit has missed its slot when a rescan finds it. The executor gets it another one, and the claimer
-// claims it when that comes.
+// A job with the rate of a limit has missed its slot when a rescan finds it. The executor gets it another one, and a timer has the
+// claimer claim it then: a rescan would find it too late once more.
 
 // quarantine holds the jobs of one queue that a rescan found and that have lost a lease. Only the claimer's goroutine uses
 // it.
 type quarantine struct {
-	ids        []int64 // those whose slots have come first, then those that have lost the fewest leases
-	came       int     // how many the slots of which have come
-	once       int     // how many of those behind them have lost one lease
+	ids        []int64 // those that have lost the fewest leases first
+	once       int     // how many of them have lost one lease
 	started    int64   // how many have ever been started here
 	othersTurn bool    // one of them was claimed, and since then no claim for other jobs was made
 }
@@ -40,22 +39,15 @@ type lostJob struct {
 	lost int // how many
 }
 
-// slottedJob is a job in quarantine that a limit's rate lets start at a time.
-type slottedJob struct {
-	queue, kind string
-	id          int64
-	slot        time.Time
-}
-
 const (
 	maxQuarantine = 10_000 // jobs that a claimer remembers
 	fewQuarantine = 100    // jobs from which one claim chooses
 )
 
-// saw replaces the jobs in quarantine, except those whose slots have come: the rescan may have been too early for them.
+// saw replaces the jobs in quarantine.
 func (q *quarantine) saw(all []lostJob) {
 	slices.SortStableFunc(all, func(a, b lostJob) int { return a.lost - b.lost })
-	q.ids, q.once = q.ids[:q.came], 0
+	q.ids, q.once = q.ids[:0], 0
 	for _, j := range all[:min(len(all), maxQuarantine)] {
 		if q.ids = append(q.ids, j.id); j.lost == 1 {
 			q.once++
@@ -63,18 +55,22 @@ func (q *quarantine) saw(all []lostJob) {
 	}
 }
 
-// slotCame puts a job behind the others whose slots have come. No claim may be under way.
-func (q *quarantine) slotCame(id int64) {
-	q.ids = slices.Insert(q.ids, q.came, id)
-	q.came++
+// slotCame puts a job before the others that have lost as many leases. No claim may be under way.
+func (q *quarantine) slotCame(id int64, lost int) {
+	if lost > 1 {
+		q.ids = slices.Insert(q.ids, q.once, id)
+		return
+	}
+	q.ids = slices.Insert(q.ids, 0, id)
+	q.once++
 }
 
 // forget is for a pause, and its end.
-func (q *quarantine) forget() { q.ids, q.came, q.once = q.ids[:0], 0, 0 }
+func (q *quarantine) forget() { q.ids, q.once = q.ids[:0], 0 }
 
 // next gives the jobs from which the next claim chooses, and says whether they may start beside each other.
 func (q *quarantine) next() (few []int64, beside bool) {
-	if n := min(q.once, fewQuarantine); q.came == 0 && n > 0 {
+	if n := min(q.once, fewQuarantine); n > 0 {
 		return q.ids[:n], true
 	}
 	return q.ids[:min(len(q.ids), fewQuarantine)], false
@@ -83,17 +79,16 @@ func (q *quarantine) next() (few []int64, beside bool) {
 // without leaves out jobs.
 func (q *quarantine) without(jobs map[int64]bool) {
 	is := func(id int64) bool { return jobs[id] }
-	came := slices.DeleteFunc(slices.Clone(q.ids[:q.came]), is)
-	once := slices.DeleteFunc(slices.Clone(q.ids[q.came:q.came+q.once]), is)
-	more := slices.DeleteFunc(q.ids[q.came+q.once:], is)
-	q.ids, q.came, q.once = slices.Concat(came, once, more), len(came), len(once)
+	once := slices.DeleteFunc(slices.Clone(q.ids[:q.once]), is)
+	more := slices.DeleteFunc(q.ids[q.once:], is)
+	q.ids, q.once = slices.Concat(once, more), len(once)
 }
 
 // past leaves out the first n jobs, which a claim has passed. Meanwhile something may have been paused or resumed, and then
 // there are none.
 func (q *quarantine) past(n int) {
-	q.once = min(q.once, max(0, q.came+q.once-n))
-	q.ids, q.came = q.ids[min(n, len(q.ids)):], max(0, q.came-n)
+	q.once = max(0, q.once-n)
+	q.ids = q.ids[min(n, len(q.ids)):]
 }
 
 // probation is how long a job in quarantine runs before the next one may start beside it: 1 s, or 16 s, 81 s and 256 s if

@@ -1340,57 +1340,27 @@ func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
 	require.False(t, beside)
 }
 
-// A job whose slot has come stands before the others, also after a rescan that was too early for it.
+// A job whose slot has come stands before the others that have lost as many leases, when no claim is under way.
 func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
-	var q quarantine
-	q.saw([]lostJob{{1, 1}, {2, 1}})
-	q.slotCame(8)
-	q.slotCame(9)
-	require.Equal(t, []int64{8, 9, 1, 2}, q.ids)
-	q.past(1)
-	q.saw([]lostJob{{2, 1}})
-	require.Equal(t, []int64{9, 2}, q.ids)
-	q.past(2)
-	q.saw([]lostJob{{3, 1}})
-	require.Equal(t, []int64{3}, q.ids)
-	q.slotCame(9)
-	q.slotCame(8)
-	q.without(map[int64]bool{9: true, 3: true}) // the worker has these itself
-	require.Equal(t, []int64{8}, q.ids)
-	q.saw([]lostJob{{4, 1}})
-	require.Equal(t, []int64{8, 4}, q.ids)
-	q.forget()
-	q.saw(nil)
-	require.Empty(t, q.ids)
-}
-
-func TestClaimer_ComesToSlots(t *testing.T) {
-	q := benchQueue(t)
-	k := Kind[int]{Name: "k"}
-	w, err := NewWorker(q, WorkerConfig{Also: []string{"a", "b"}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
-	a, b, now := c.byName["a"], c.byName["b"], time.Now()
-	suspend := func(id int64, queue, kind string, d time.Duration) {
-		c.suspended(&Lease{ID: id, Queue: queue, Kind: kind, slot: now.Add(d)})
+	f := c.feeds[0]
+	f.quarantine.saw([]lostJob{{1, 1}, {2, 2}})
+	f.busy = true
+	for id, lost := range map[int64]int{8: 1, 9: 2} {
+		c.suspended(&Lease{ID: id, Queue: f.queue, Lost: lost, slot: time.Now()})
+		<-c.wake
 	}
-	require.Equal(t, longestNap, c.comeToSlots(now))
-	suspend(1, "a", "k", 3*time.Second)
-	suspend(2, "a", "k", time.Second)
-	suspend(3, "b", "k", 2*time.Second)
-	suspend(4, "a", "paused", time.Second)
-	require.Equal(t, time.Second, c.comeToSlots(now))
-	b.busy = true
-	require.Equal(t, time.Second, c.comeToSlots(now.Add(2*time.Second)), "until the third one's slot")
-	require.Equal(t, []int64{2}, a.quarantine.ids)
-	require.True(t, a.active)
-	require.Empty(t, b.quarantine.ids, "an answer is awaited")
-	b.busy = false
-	require.Equal(t, time.Second, c.comeToSlots(now.Add(2*time.Second)))
-	require.Equal(t, []int64{3}, b.quarantine.ids)
-	require.Equal(t, longestNap, c.comeToSlots(now.Add(3*time.Second)))
-	require.Equal(t, []int64{2, 1}, a.quarantine.ids)
-	require.Empty(t, c.slotted)
+	c.hear(time.Now())
+	require.Equal(t, []int64{1, 2}, f.quarantine.ids, "an answer is awaited")
+	f.busy = false
+	c.hear(time.Now())
+	require.Equal(t, []int64{8, 1, 9, 2}, f.quarantine.ids)
+	require.Equal(t, 2, f.quarantine.once)
+	require.True(t, f.active)
+	f.quarantine.past(1)
+	require.Equal(t, 1, f.quarantine.once)
 }
 
 // A statement whose answer has changed so that nobody would be told is found when the package is loaded.
