@@ -301,18 +301,3 @@ func (p *parts) tellBack(ids []int64) error {
 	}
 	return p.tell(ends{back, make([]int16, len(back)), make([]string, len(back))})
 }
-
-// forgetApart is forgetMembers without the calls, whose lines it returns.
-var forgetApart = forgetMembers[:strings.Index(forgetMembers, "call as (")] +
-	forgetMembers[strings.Index(forgetMembers, "last as ("):strings.Index(forgetMembers, "\nselect (select count(*) from call)")] + `
-select (select pg_catalog.array_agg(distinct ` + followLine("group_id") + `) from gone), statement_timestamp(), (select count(*) from chunk),
-       coalesce((select group_id from last), 0), coalesce((select job_id from last), 0)`
-
-// forget goes on with the walk over the members behind last.
-func (p *parts) forget(last *[2]int64) (calls, read int, err error) {
-	var lines []string
-	if err := p.send(forgetApart, []any{last[0], last[1], missingPage}, row(&lines, &p.now, &read, &last[0], &last[1])); err != nil {
-		return 0, 0, err
-	}
-	return len(lines), read, p.call(p.now, lines...)
-}

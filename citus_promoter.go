@@ -390,33 +390,21 @@ select lane, first from lane limit $1::int`
 insert into onceq.lane_calls (slot, due, lane)
 select -1, $1::timestamptz, u.lane from onceq.meta, pg_catalog.unnest($2::text[]) as u(lane)`
 
-	putOffAll = `
-with put_off as (
-  update onceq.lane_calls set due = due + $1::bigint::float8 * interval '1 microsecond'
-   where slot = -1 and lane = '' and due > statement_timestamp()
-)
-select 1`
-
-	familiesLeft = `select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'))`
+	familiesLeft = `select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?')`
 
 	settleApart = settleLimits[:strings.Index(settleLimits, ",\nagain as (")] + `
 select exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
        and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp()), statement_timestamp()`
-
-	callAllApart = callAll[:strings.Index(callAll, ",\ncall as (")] + `
-select exists (select from due), statement_timestamp()`
 )
 
 // callLanes is the statement callLanes.
 func (p *parts) callLanes(page int) (n int, settle bool, err error) {
-	began := time.Now()
 	var heard []string
 	if err := p.send(hearApart, nil, row(&heard, &p.now)); err != nil {
 		return 0, false, err
 	}
 	var firsts, afters []string
 	var lasts []*string
-	all := false
 	for _, lane := range heard {
 		first, after, further := strings.Cut(lane, lineSep)
 		if !further {
@@ -435,7 +423,6 @@ func (p *parts) callLanes(page int) (n int, settle bool, err error) {
 			last = &end
 		}
 		firsts, afters, lasts = append(firsts, first), append(afters, after), append(lasts, last)
-		all = all || first == ""
 	}
 	if len(firsts) > 0 {
 		lanes := make(map[string]bool)
@@ -468,17 +455,12 @@ func (p *parts) callLanes(page int) (n int, settle bool, err error) {
 				return 0, false, err
 			}
 		}
-		if all && n > 0 {
-			if err := p.send(immutable(putOffAll), []any{100 * time.Since(began).Microseconds()}, noRows); err != nil {
-				return 0, false, err
-			}
-		}
 	}
 	return n, settle, p.send(familiesLeft, nil, row(&settle))
 }
 
-// settleLimits is what follows it. It returns whether all lanes were called.
-func (p *parts) settleLimits() (all bool, err error) {
+// settleLimits is what follows it.
+func (p *parts) settleLimits() (err error) {
 	var again bool
 	if err = p.send(lockLanes, nil, noRows); err == nil {
 		err = p.send(settleApart, nil, row(&again, &p.now))
@@ -486,36 +468,20 @@ func (p *parts) settleLimits() (all bool, err error) {
 	if err == nil && again {
 		err = p.send(onwardApart, []any{p.now.Add(time.Second), []string{"?"}}, noRows)
 	}
-	if err == nil {
-		err = p.send(forgetStops, nil, noRows)
-	}
-	if err == nil {
-		err = p.send(callAllApart, nil, row(&all, &p.now))
-	}
-	if err == nil && all {
-		err = p.send(onwardApart, []any{p.now, []string{lineSep}}, noRows)
-	}
-	return all, err
+	return err
 }
 
 // lookAtFamiliesInParts is lookAtFamilies on Citus.
 func (q *Queue) lookAtFamiliesInParts(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
 	ctx, cancel := outlast(ctx, time.Minute)
 	defer cancel()
-	var settle, all bool
+	var settle bool
 	err = q.alone(ctx, db, func(p *parts) error {
 		n, settle, err = p.callLanes(familyPage)
 		return err
 	})
 	if err == nil && settle {
-		err = q.alone(ctx, db, func(p *parts) error {
-			all, err = p.settleLimits()
-			return err
-		})
-	}
-	if all {
-		q.missing.begin()
-		n++ // look again, for the call that is there now
+		err = q.alone(ctx, db, (*parts).settleLimits)
 	}
 	if err != nil {
 		return n, fmt.Errorf("onceq: promote: %w", q.told(err))

@@ -1720,7 +1720,6 @@ func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {
 			require.NoError(t, err)
 			for _, sql := range []string{
 				`update onceq.lane_limits set n = 1, lowered = false`,
-				`update onceq.lane_calls set due = statement_timestamp() + interval '1 hour' where slot = -1 and lane = ''`,
 				`delete from onceq.lane_calls where lane <> ''`,
 			} {
 				_, err = db.Pool.Exec(ctx, sql)

@@ -536,9 +536,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 			return did, err
 		}
 	}
-	n, err := p.q.forgetMissing(ctx, p.db)
-	did.calls += n
-	return did, err
+	return did, nil
 }
 
 // isBrief reports whether a look for calls of late that begins now goes back by promoteBrief alone. One that found no calls is followed
@@ -690,11 +688,12 @@ func (p *promoter) see(ctx context.Context, from time.Time, sweeping bool) (did 
 // lockLanes locks all slots, so that nobody counts.
 const lockLanes = `select count(*) from (select slot from onceq.lane_locks order by slot for update) l`
 
-// callLanes answers the calls for whole families: each of their lanes that has waiting jobs gets a call, $1 of them at a time. It
-// locks no slots, because a call says only that somebody has to look. What is left gets a call of the family that has the last of
-// these lanes behind a separator, in the same commit, so any promoter goes on from there. The end of a family is looked at after
-// the limit of 1: within it, a family without waiting jobs would step over all those of the families after it. To go through all
-// lanes puts off the next time by a hundred times what it has cost.
+// callLanes answers the calls for whole families: each of their lanes that has waiting jobs gets a call, $1
+// of them at a time. It locks no slots, because a call says only that somebody has to look. What is left
+// gets a call of the family that has the last of these lanes behind a separator, in the same commit, so any
+// promoter goes on from there. The end of a family is looked at after the limit of 1: within it, a family
+// without waiting jobs would step over all those of the families after it. The family without a name is that
+// of all lines (putBack).
 //
 // It returns how many lanes it has called, and whether settleLimits has something to do.
 var callLanes = `
@@ -737,13 +736,9 @@ onward as (
   select -1, statement_timestamp(), f.first || ` + sqlSep + ` || coalesce(p.last, f.after)
     from family f left join (select first, pg_catalog.max(lane) as last from page group by first) p on p.first = f.first
    where (select count(*) from page) = $1::int
-),
-put_off as (
-  update onceq.lane_calls set due = due + 100::float8 * (clock_timestamp() - transaction_timestamp())
-   where slot = -1 and lane = '' and due > statement_timestamp() and exists (select from family where first = '') and (select count(*) from calls) > 0
 )
 select (select count(*) from calls),
-       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'))`
+       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?')`
 
 // settleLimits lets completions hand over again where a limit was lowered and no more jobs are live than it allows. Where a lowered
 // limit is still exceeded, this is asked again in a second.
@@ -779,25 +774,6 @@ again as (
 )
 select 1`
 
-// callAll leaves a call of all lanes, every ten minutes or more rarely (callLanes). Nothing needs that but rows that somebody
-// deleted by hand. It returns whether it was time.
-const callAll = `
-with due as (
-  update onceq.lane_calls set due = statement_timestamp() + interval '10 minutes'
-   where slot = -1 and lane = '' and due <= statement_timestamp()
-  returning 1
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select -1, statement_timestamp(), ` + sqlSep + ` from due
-)
-select exists (select from due)`
-
-// forgetStops lets a lane go on that is stopped by a job that somebody deleted by hand, when all lanes are looked at.
-const forgetStops = `
-delete from onceq.lane_stops s
- where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
-   and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
-
 // familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a
 // lane which has just been called does not wait for all of a family.
 const familyPage = 2000
@@ -808,7 +784,7 @@ func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, er
 	if q.citus.Load() == citusYes {
 		return q.lookAtFamiliesInParts(ctx, db)
 	}
-	var settle, all bool
+	var settle bool
 	inOne := func(statements func(*pgx.Batch)) error {
 		unbroken, cancel := outlast(ctx, time.Minute)
 		defer cancel()
@@ -831,15 +807,6 @@ func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, er
 	err = inOne(func(batch *pgx.Batch) {
 		batch.Queue(q.sql(lockLanes))
 		batch.Queue(q.sql(settleLimits))
-		batch.Queue(q.sql(forgetStops))
-		batch.Queue(q.sql(callAll)).Query(row(&all))
 	})
-	if err != nil {
-		return n, err
-	}
-	if all {
-		q.missing.begin()
-		n++ // look again, for the call that is there now
-	}
-	return n, nil
+	return n, err
 }

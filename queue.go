@@ -92,8 +92,7 @@ type Queue struct {
 	late sync.Map // token → lateHandler: handlers that do not return
 	far  distance // of the database, for the slots of rates
 
-	missing missing    // members of groups whose jobs were deleted by hand
-	held    heldLately // jobs that may run again
+	held heldLately // jobs that may run again
 
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
 	quiets   atomic.Int32 // how many there are in quiet, about; at most maxQuiet
@@ -193,20 +192,23 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_c
 }
 
 // rowsLack says whether rows are missing that the migrations insert and that nothing deletes: those of
-// lane_locks, without which no promoter lets a job go on, and the row of lane_calls that stands for all lanes.
+// lane_locks, without which no promoter lets a job go on, and the row of lane_calls that shows that nobody
+// has emptied that table.
 const rowsLack = `(select l.n < 16 or c.n = 0
           from (select count(*) as n from onceq.lane_locks) l
          cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)`
 
 const lacksRows = `select ` + rowsLack
 
-// putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from then
-// on each one locks them before it does. The call is looked for under the lock of all, so that there is one.
+// putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from
+// then on each one locks them before it does. The row of lane_calls is looked for under the lock of all, so
+// that there is one. Calls may have gone with it, so a call of all lanes comes with the new row.
 func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by way) error {
 	const (
 		locks  = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
 		called = `select count(*) from onceq.lane_calls where slot = -1 and lane = ''`
-		call   = `insert into onceq.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '')`
+		call   = `insert into onceq.lane_calls (due, slot, lane)
+values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 	)
 	var put int64
 	insert := func(db DB, statement string) error {

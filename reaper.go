@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -25,7 +26,8 @@ type ReaperConfig struct {
 // Reaper removes what nobody needs any more: fences whose window is over, outcomes of effects whose job can never run
 // again, history that has been kept long enough, and what cancelled jobs and departed workers left behind. How long history
 // stays is decided when a job finishes (Kind.Keep, QueueConfig.Keep), and a key's window when it is enqueued; the Reaper
-// only carries this out. Without a Reaper everything works, and the tables grow.
+// only carries this out. Without a Reaper everything works, and the tables grow. It also lets lanes, limits and groups
+// go on that wait for rows that somebody deleted by hand.
 //
 // It never removes a live key, an unfinished job, a dead or held job, a cancelled job with an effect whose outcome is
 // unknown, or a fence that is queued, claimed, uncertain or held. There are two exceptions. An effect of unknown outcome
@@ -187,6 +189,11 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 	if err == nil {
 		var more time.Duration
 		more, err = r.members(ctx, &sum)
+		looked += more
+	}
+	if err == nil {
+		var more time.Duration
+		more, err = r.mend(ctx)
 		looked += more
 	}
 	r.report(ctx, sum)
@@ -444,6 +451,91 @@ gone as (
   returning 1
 )
 select (select count(*) from gone), (select pg_catalog.count(id) from page), (select pg_catalog.max(id) from page)`
+
+// mend lets go on what waits for rows that somebody deleted by hand: members that are gone count as
+// cancelled, what is gone stops no lane, and what has nothing in its way gets a call. It returns how long it
+// took.
+func (r *Reaper) mend(ctx context.Context) (looked time.Duration, err error) {
+	began := time.Now()
+	var last [2]int64
+	for read := r.cfg.Batch; err == nil && read == r.cfg.Batch; {
+		err = r.run(ctx, forgetMembers, []any{last[0], last[1], r.cfg.Batch}, &read, &last[0], &last[1])
+	}
+	if err == nil {
+		err = r.q.send(ctx, r.q.pool, rare, forgetStops, nil, noRows)
+	}
+	for read, after := r.cfg.Batch, ""; err == nil && read == r.cfg.Batch; {
+		var lines []string
+		var now time.Time
+		err = r.run(ctx, findIdle, []any{after, r.cfg.Batch}, &lines, &read, &after, &now)
+		if err == nil && len(lines) > 0 {
+			due := slices.Repeat([]time.Time{now}, len(lines))
+			err = r.q.send(ctx, r.q.pool, rare, callsApart, []any{lines, due}, noRows)
+		}
+	}
+	return time.Since(began), err
+}
+
+// forgetMembers looks at $3 members after the member $2 of the group $1, and sets those to cancelled whose
+// jobs are in no table. It returns how many members it has read, and the last of them. A job moves from one
+// table to another in one commit, so that it is in one of them in every snapshot. Nobody else changes
+// members whose jobs are gone.
+var forgetMembers = `
+with page as materialized (
+  select group_id, job_id, state, told from onceq.job_members
+   where (group_id, job_id) > ($1::bigint, $2::bigint)
+   order by group_id, job_id
+   limit $3::int
+),
+gone as (
+  update onceq.job_members m set state = ` + sqlJobCancelled + `
+    from (select p.group_id, p.job_id from page p
+           where p.told and p.state in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `)
+             and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
+             and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
+             and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
+             and exists (select from onceq.job_waits w where w.id = p.group_id and ` + isFollowLine("w.lane") + ` offset 0)
+          offset 0) g
+   where m.group_id = any (array[g.group_id]) and m.job_id = g.job_id
+     and m.told and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `)
+)
+select count(*), coalesce(pg_catalog.max(group_id), 0),
+       coalesce((pg_catalog.array_agg(job_id order by group_id desc, job_id desc))[1], 0) from page`
+
+// forgetStops removes what says that jobs stop their lanes that are not in the history. Nobody else changes
+// these rows.
+const forgetStops = `
+delete from onceq.lane_stops s
+ where not exists (select from onceq.job_history h where h.id = s.id offset 0)`
+
+// findIdle looks at the first $2 lines after $1 in which jobs wait. It returns those in which one has
+// nothing in its way, how many it has looked at, and the last of them. Whatever may let a line go on leaves
+// a call, or lets it go on itself, in the same commit. So these are few: some of the last seconds, limits
+// that wait for a slot, and where rows were deleted by hand. Another call does no harm. Where promoters are
+// behind with a slot, its lines are left out.
+var findIdle = `
+with recursive behind as materialized (
+  select s.slot from pg_catalog.generate_series(0, 15) as s(slot)
+   where exists (select from onceq.lane_calls
+                  where slot = s.slot::smallint and due <= statement_timestamp() - interval '10 seconds' offset 0)
+),
+line (lane, n) as (
+  (select lane, 1 from onceq.job_waits where lane > $1::text order by lane limit 1)
+  union all
+  select (select w.lane from onceq.job_waits w where w.lane > l.lane order by w.lane limit 1), l.n + 1
+    from line l where l.lane is not null and l.n < $2::int
+)
+select array(
+       select l.lane from line l
+        where l.lane is not null and ` + laneSlot("l.lane") + ` <> all (array(select slot from behind)::smallint[])
+          and case when ` + isFollowLine("l.lane") + ` then exists (
+                select from onceq.job_waits w
+                 where w.lane = l.lane and not ` + isOpen("w.id") + ` and not exists (
+                       select from onceq.job_members m where m.group_id = w.id and (` + isStuck + `) offset 0) offset 0)
+              else not exists (select from ` + stopsOf("l.lane") + ` offset 0) and ` + anyDue("l.lane") + `
+               and ` + limitOf("l.lane") + ` > (select n from ` + liveCount("l.lane", limitOf("l.lane")) + ` c) end),
+       pg_catalog.count(lane), coalesce(pg_catalog.max(lane), ''), statement_timestamp()
+  from line`
 
 // reapCancels removes requests to cancel jobs that are gone.
 const reapCancels = `

@@ -770,6 +770,7 @@ var built = map[string]string{
 	"endWith limit":           endLimited,
 	"completeOneUnkeyedTold":  completeOneUnkeyedTold,
 	"forgetMembers":           forgetMembers,
+	"findIdle":                findIdle,
 	"completeJobsTold":        completeJobsTold,
 	"telling one":             completeOneTold,
 	"telling one, limit":      completeOneLimitedTold,

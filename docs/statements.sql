@@ -1132,9 +1132,6 @@ select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.repla
 -- citus_groups.go: completeToldInParts
 select null, $1::bigint[];
 
--- citus_groups.go: forgetApart
-select (select count(*) from call);
-
 -- citus_groups.go: groupsApart
 select null, $1::bigint[], null, null;
 
@@ -1511,7 +1508,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
                       where c.slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)) a (slot, due, lane)) c;
 
 -- citus_promoter.go: familiesLeft
-select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
+select exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?');
 
 -- citus_promoter.go: guardNode
 select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
@@ -1598,13 +1595,6 @@ on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap,
 insert into onceq.lane_places (lane, id)
 select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane, id)
 on conflict do nothing;
-
--- citus_promoter.go: putOffAll
-with put_off as (
-  update onceq.lane_calls set due = due + $1::bigint::float8 * interval '1 microsecond'
-   where slot = -1 and lane = '' and due > statement_timestamp()
-)
-select 1;
 
 -- citus_promoter.go: reslotApart
 select array(select id from slot;
@@ -5220,42 +5210,6 @@ select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
        array(select distinct queue from new
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
 
--- missing.go: forgetMembers
-with chunk as materialized (
-  select group_id, job_id, state, told from onceq.job_members
-   where (group_id, job_id) > ($1::bigint, $2::bigint)
-   order by group_id, job_id
-   limit $3::int
-),
-gone as (
-  update onceq.job_members m set state = 7
-    from (select p.group_id, p.job_id from chunk p
-           where p.state in (0, 6, 8) and p.told
-             and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
-             and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
-             and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
-             and exists (select from onceq.job_waits w where w.id = p.group_id and w.lane > E'\x1f' and w.lane < ' ' offset 0)
-          offset 0) g
-   where m.group_id = any (array[g.group_id]) and m.job_id = g.job_id
-     and m.state + 0 in (0, 6, 8) and m.told
-  returning m.group_id
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0') as lane from gone) l
-  returning 1
-),
-last as (
-  select group_id, job_id from chunk order by group_id desc, job_id desc limit 1
-)
-select (select count(*) from call), (select count(*) from chunk),
-       coalesce((select group_id from last), 0), coalesce((select job_id from last), 0);
-
--- missing.go: forgetMissing
-select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
-       pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
-       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
-
 -- move.go: moveJobs
 with free as materialized (
   select id, queue, created_at, identity, case when pg_catalog.right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end as due
@@ -5344,17 +5298,6 @@ select exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
                        where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
                        order by due limit 1) c);
 
--- promoter.go: callAll
-with due as (
-  update onceq.lane_calls set due = statement_timestamp() + interval '10 minutes'
-   where slot = -1 and lane = '' and due <= statement_timestamp()
-  returning 1
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select -1, statement_timestamp(), E'\x1f' from due
-)
-select exists (select from due);
-
 -- promoter.go: callLanes
 with recursive heard as materialized (
   select ctid as place, lane from onceq.lane_calls
@@ -5395,18 +5338,9 @@ onward as (
   select -1, statement_timestamp(), f.first || E'\x1f' || coalesce(p.last, f.after)
     from family f left join (select first, pg_catalog.max(lane) as last from page group by first) p on p.first = f.first
    where (select count(*) from page) = $1::int
-),
-put_off as (
-  update onceq.lane_calls set due = due + 100::float8 * (clock_timestamp() - transaction_timestamp())
-   where slot = -1 and lane = '' and due > statement_timestamp() and exists (select from family where first = '') and (select count(*) from calls) > 0
 )
 select (select count(*) from calls),
-       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
-
--- promoter.go: forgetStops
-delete from onceq.lane_stops s
- where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
-   and not exists (select from onceq.job_history h where h.id = s.id offset 0);
+       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?');
 
 -- promoter.go: lockCalls
 with due as materialized (
@@ -5738,7 +5672,8 @@ select (select l.n < 16 or c.n = 0
 select count(*) from onceq.lane_calls where slot = -1 and lane = '';
 
 -- queue.go: putBack.call
-insert into onceq.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '');
+insert into onceq.lane_calls (due, slot, lane)
+values ('infinity', -1, ''), (statement_timestamp(), -1, E'\x1f');
 
 -- queue.go: putBack.locks
 insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
@@ -5807,6 +5742,65 @@ later as (
 select array(select id from slot where ahead = 0::float8), array(select id from change where other is not null),
        (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1e6)::bigint,
        array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id);
+
+-- reaper.go: findIdle
+with recursive behind as materialized (
+  select s.slot from pg_catalog.generate_series(0, 15) as s(slot)
+   where exists (select from onceq.lane_calls
+                  where slot = s.slot::smallint and due <= statement_timestamp() - interval '10 seconds' offset 0)
+),
+line (lane, n) as (
+  (select lane, 1 from onceq.job_waits where lane > $1::text order by lane limit 1)
+  union all
+  select (select w.lane from onceq.job_waits w where w.lane > l.lane order by w.lane limit 1), l.n + 1
+    from line l where l.lane is not null and l.n < $2::int
+)
+select array(
+       select l.lane from line l
+        where l.lane is not null and (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint <> all (array(select slot from behind)::smallint[])
+          and case when pg_catalog.starts_with(l.lane, E'\x1f') then exists (
+                select from onceq.job_waits w
+                 where w.lane = l.lane and not exists (select from (select from onceq.job_members where group_id = w.id and state = 0 order by job_id desc limit 1) m) and not exists (
+                       select from onceq.job_members m where m.group_id = w.id and (m.state = 8 or m.state = 6 and w.if_dead = 0) offset 0) offset 0)
+              else not exists (select from onceq.lane_stops s where s.lane = l.lane offset 0) and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = l.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit 1) w
+          limit 1 offset 0)
+               and coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1) > (select n from (select count(*) as n from onceq.lane_places p where p.lane = l.lane and coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1) < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) c) end),
+       pg_catalog.count(lane), coalesce(pg_catalog.max(lane), ''), statement_timestamp()
+  from line;
+
+-- reaper.go: forgetMembers
+with page as materialized (
+  select group_id, job_id, state, told from onceq.job_members
+   where (group_id, job_id) > ($1::bigint, $2::bigint)
+   order by group_id, job_id
+   limit $3::int
+),
+gone as (
+  update onceq.job_members m set state = 7
+    from (select p.group_id, p.job_id from page p
+           where p.told and p.state in (0, 6, 8)
+             and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
+             and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
+             and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
+             and exists (select from onceq.job_waits w where w.id = p.group_id and pg_catalog.starts_with(w.lane, E'\x1f') offset 0)
+          offset 0) g
+   where m.group_id = any (array[g.group_id]) and m.job_id = g.job_id
+     and m.told and m.state + 0 in (0, 6, 8)
+)
+select count(*), coalesce(pg_catalog.max(group_id), 0),
+       coalesce((pg_catalog.array_agg(job_id order by group_id desc, job_id desc))[1], 0) from page;
+
+-- reaper.go: forgetStops
+delete from onceq.lane_stops s
+ where not exists (select from onceq.job_history h where h.id = s.id offset 0);
 
 -- reaper.go: readFenceTable
 select pg_catalog.pg_relation_size('onceq.job_fences'::regclass) / pg_catalog.current_setting('block_size')::bigint,

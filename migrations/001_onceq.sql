@@ -27,7 +27,7 @@
 --   limit_rates  One row for each limit with a rate that has been used: how much of it. Promoters write it for each batch of
 --                jobs to which they give slots, and workers for jobs that missed theirs.
 --   lane_locks   A fixed number of rows. A promoter locks one before it counts the jobs of the lanes that belong to it. Queue.Check
---                and promoters put back those that are missing.
+--                and promoters put back those that are missing, and the row of lane_calls without a lane, which is always there.
 --   job_fences   One row for each taken key: of a job, of an effect of a job (Once), of the application (Do, Fence), of a
 --                client's request, or of an event (Emit). Taking the key inserts it, and finishing the work updates it. Duplicates
 --                read their answer from it. The Reaper deletes it, a grace time after its window.
@@ -277,7 +277,7 @@ insert into {{.schema}}.lane_limits (lane, n, lowered) select n, 0, false from p
 delete from {{.schema}}.lane_limits;
 insert into {{.schema}}.limit_rates select n, 'infinity', 1 from pg_catalog.generate_series(1, 1000) n;
 delete from {{.schema}}.limit_rates;
-insert into {{.schema}}.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '');
+insert into {{.schema}}.lane_calls (due, slot, lane) values ('infinity', -1, '');
 insert into {{.schema}}.job_fences (token, created_at, lifetime, class, state, scope, key)
 select 0, 'infinity', 0, 0, 0, '', n from pg_catalog.generate_series(1, 2000) n;
 delete from {{.schema}}.job_fences;

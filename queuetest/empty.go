@@ -22,7 +22,7 @@ var standing = []string{
 	"delete from onceq.queues q where not exists (select from onceq.workers w where w.queues ? q.queue)",
 	fmt.Sprintf("insert into onceq.meta (version) values (%d) on conflict do nothing", onceq.SchemaVersion),
 	"insert into onceq.lane_locks select generate_series(0, 15) on conflict do nothing",
-	`insert into onceq.lane_calls (due, slot, lane) select statement_timestamp(), -1, ''
+	`insert into onceq.lane_calls (due, slot, lane) select 'infinity'::timestamptz, -1, ''
  where not exists (select from onceq.lane_calls where slot = -1 and lane = '')`,
 }
 

@@ -98,7 +98,7 @@ union all select format('job %s waits for others in line %s', id, lane) from w
 union all select format('job %s waits for others, which are done, and nobody was called', id) from w
            where starts_with(lane, E'\x1f')
              and not exists (select from onceq.job_members m where m.group_id = w.id and (m.state in (0, 8) or m.state = 6 and w.if_dead = 0))
-             and not exists (select from onceq.lane_calls c where c.lane = any (array[w.lane, '']) and (c.lane <> '' or c.due <= statement_timestamp())
+             and not exists (select from onceq.lane_calls c where c.lane = w.lane
                                 or c.slot = -1 and starts_with(c.lane, E'\x1f') and w.lane > substr(c.lane, 2))`},
 	{"jobs job_waits", `
           select format('job %s has rule %s and lane %s', id, lane_rule, lane) from (select id, lane, lane_rule from onceq.jobs union all select id, lane, lane_rule from w) x where (lane is null) <> (coalesce(lane_rule, 4) = 4 and lane is null) or lane_rule not between 0 and 7
@@ -215,7 +215,7 @@ const (
 	namesGone = `
           select format('lane_locks has %s rows, and not 16', count(*)) from onceq.lane_locks having count(*) <> 16
 union all select format('meta has %s rows, and not one', count(*)) from onceq.meta having count(*) <> 1
-union all select 'lane_calls has no row for all lanes' where not exists (select from onceq.lane_calls where slot = -1 and lane = '')`
+union all select 'lane_calls has no row without a lane' where not exists (select from onceq.lane_calls where slot = -1 and lane = '')`
 )
 
 // violations puts together the statement that looks at everything but the tables that are empty now. It is "" if all are.

@@ -122,40 +122,7 @@ func TestGroup_OneThatCannotBeCancelled(t *testing.T) {
 	require.Equal(t, onceq.StateCancelled, info.State)
 }
 
-// The look for members that were deleted by hand may take long. Nobody waits for it: lanes go on meanwhile.
-func TestGroup_TheLookForDeletedMembersHoldsNobodyUp(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.NoCheck())
-	ctx, q := t.Context(), db.Queue
-	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, whole.Job("x"))
-	require.NoError(t, err)
-	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[0].ID)
-	sqlRun(t, db, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`)
-	tx, err := db.Pool.Begin(ctx)
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(ctx) }()
-	_, err = tx.Exec(ctx, `select from onceq.job_members for update`)
-	require.NoError(t, err)
-	claimed := make(chan []*onceq.Lease, 1)
-	go func() {
-		leases, _ := q.Claim(ctx, onceq.ClaimOptions{Limit: 1})
-		claimed <- leases
-	}()
-	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%job_members m set state = 7%')`)
-	laned := part
-	laned.Lane = func(int) string { return "a" }
-	other, err := onceq.New(db.Pool, nil)
-	require.NoError(t, err)
-	id := laneEnqueue(t, other, db.Pool, laned.Job(2))[0]
-	laneClaimOne(t, other, id)
-	require.NoError(t, tx.Rollback(ctx))
-	leases := receive(t, claimed)
-	require.Len(t, leases, 1)
-	require.Equal(t, g.Then.ID, leases[0].ID) // its look has called the job that waits, too
-	require.Equal(t, 1, groupOf(t, db, g.Then.ID).Cancelled)
-}
-
-// A member that somebody deletes by hand counts as cancelled when all lanes are looked at, and one that waits there does not.
+// A member that somebody deletes by hand counts as cancelled after a pass of a Reaper, and one that waits there does not.
 func TestGroup_AMemberThatIsDeletedByHand(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())
@@ -168,10 +135,8 @@ func TestGroup_AMemberThatIsDeletedByHand(t *testing.T) {
 	maps.Copy(leases, groupClaim(t, q)) // the lane goes on after the first
 	require.Len(t, leases, 3)
 	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[0].ID)
-	all := func() {
-		sqlRun(t, db, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`)
-	}
-	all()
+	r := newReaper(t, db, onceq.ReaperConfig{Batch: 1}) // one page for each member
+	reap(t, r, onceq.Reaped{})
 	require.Empty(t, groupClaim(t, q))
 	require.Equal(t, onceq.GroupInfo{ID: g.Then.ID, State: onceq.StateWaiting, Waits: true, Total: 4, Open: 3, Cancelled: 1}, groupOf(t, db, g.Then.ID))
 	require.NoError(t, leases[g.Members[1].ID].Complete(ctx, nil))
@@ -179,27 +144,10 @@ func TestGroup_AMemberThatIsDeletedByHand(t *testing.T) {
 	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[2].ID)
 	require.NoError(t, leases[g.Members[3].ID].Fail(ctx, onceq.Fatal(errors.New("no"))))
 	sqlRun(t, db, `delete from onceq.job_history where id = $1`, g.Members[3].ID)
-	all()
+	reap(t, r, onceq.Reaped{})
 	groupClaim(t, q)
 	require.Equal(t, 0, groupOf(t, db, g.Then.ID).Open)
 	require.False(t, groupOf(t, db, g.Then.ID).Waits)
-}
-
-// The look for members that somebody deleted by hand goes on where it was, a page at a time.
-func TestGroup_TheLookForDeletedMembersGoesOn(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.NoCheck())
-	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{part.Job(1)}, whole.Job("x"))
-	require.NoError(t, err)
-	sqlRun(t, db, `insert into onceq.job_members (group_id, job_id, state, told) select $1, -n, $2, true from generate_series(1, 10000) n`, g.Then.ID, onceq.StateCompleted)
-	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[0].ID)
-	sqlRun(t, db, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`)
-	began := time.Now()
-	require.Empty(t, laneClaim(t, db.Queue, 1))             // the first page does not have it
-	end := time.Now().Add(patience + 100*time.Since(began)) // the look rests a hundred times as long as the page took
-	for ; len(laneClaim(t, db.Queue, 1)) == 0; time.Sleep(20 * time.Millisecond) {
-		require.True(t, time.Now().Before(end), "the job that waits goes on")
-	}
 }
 
 // A drain ends with nothing left that its own handlers have enqueued, whatever the new job waits for.

@@ -695,7 +695,7 @@ func TestLane_BadInput(t *testing.T) {
 	require.Equal(t, []int{0, 0}, []int{live, waiting})
 }
 
-// Somebody deletes the dead job that stops a lane by hand, and not with Discard. The lane goes on when all lanes are looked at.
+// Somebody deletes the dead job that stops a lane by hand, and not with Discard. The lane goes on after a pass of a Reaper.
 func TestLane_WhatStoppedItWasDeletedByHand(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -706,12 +706,8 @@ func TestLane_WhatStoppedItWasDeletedByHand(t *testing.T) {
 	require.Empty(t, laneClaim(t, db.Queue, 1))
 	_, err := db.Pool.Exec(ctx, `delete from onceq.job_history where id = $1`, ids[0])
 	require.NoError(t, err)
-	_, err = db.Pool.Exec(ctx, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`) // in place of ten minutes
-	require.NoError(t, err)
-	eventually(t, "the next job of the lane", func() bool {
-		leases := laneClaim(t, db.Queue, 1)
-		return len(leases) == 1 && leases[0].ID == ids[1]
-	})
+	reap(t, newReaper(t, db, onceq.ReaperConfig{}), onceq.Reaped{})
+	laneClaimOne(t, db.Queue, ids[1])
 }
 
 // laneFault fails, panics or snoozes now and then.
@@ -1006,7 +1002,7 @@ func calledLongAgo(t *testing.T, db *queuetest.DB, lanes int) {
 	for chunk := range slices.Chunk(jobs, 1000) {
 		laneEnqueue(t, db.Queue, db.Pool, chunk...)
 	}
-	_, err := db.Pool.Exec(t.Context(), `update onceq.lane_calls set due = now() + interval '10 minutes' * case slot when -1 then 1 else -1 end`)
+	_, err := db.Pool.Exec(t.Context(), `update onceq.lane_calls set due = now() - interval '10 minutes' where lane <> ''`)
 	require.NoError(t, err)
 }
 

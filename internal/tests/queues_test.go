@@ -59,8 +59,6 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 				}}
 			}))
 			conn := owner(t, db)
-			_, err := conn.Exec(t.Context(), `update lane_calls set due = now() + interval '1 day' where slot = -1 and lane = ''`)
-			require.NoError(t, err)
 			w := start(t, db, onceq.WorkerConfig{Also: manyQueues(n), PollInterval: 20 * time.Millisecond}, k)
 			eventually(t, "announcements", func() bool {
 				var all bool

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -521,4 +522,45 @@ func TestFence_ARequestRunsAgainNoLongerThanItsKeyStays(t *testing.T) {
 			t.Errorf("%+v: %v", c.spec, err)
 		}
 	}
+}
+
+// What waits for rows that somebody deleted by hand goes on after a pass of a Reaper, and what waits for others does not.
+func TestReaper_WhatRowsDeletedByHandLeaveBehind(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	r := newReaper(t, db, onceq.ReaperConfig{Batch: 1})
+	first, next := make(map[string]int64), make(map[string]int64)
+	for _, name := range []string{"a", "b"} {
+		for line, job := range map[string]onceq.Job{"lane ": {Kind: "k", Lane: name}, "limit ": {Kind: "k", Limit: name}} {
+			first[line+name] = add(t, db, job)
+			next[line+name] = add(t, db, job)
+		}
+		member := add(t, db, onceq.Job{Kind: "k"})
+		first["group "+name] = member
+		next["group "+name] = add(t, db, onceq.Job{Kind: "k", After: []onceq.JobRef{{ID: member}}})
+	}
+	claim := func() (ids []int64) {
+		for leases := laneClaim(t, db.Queue, 100); len(leases) > 0; leases = laneClaim(t, db.Queue, 100) {
+			for _, l := range leases {
+				ids = append(ids, l.ID)
+			}
+		}
+		return ids
+	}
+	require.Len(t, claim(), 6)
+	for _, line := range []string{"lane a", "limit a", "group a"} {
+		sqlRun(t, db, `delete from onceq.jobs where id = $1`, first[line])
+	}
+	reap(t, r, onceq.Reaped{})
+	require.ElementsMatch(t, []int64{next["lane a"], next["limit a"], next["group a"]}, claim())
+	reap(t, r, onceq.Reaped{})
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.lane_calls where lane <> ''`))
+
+	sqlRun(t, db, `update onceq.job_members set state = 5 where group_id = $1`, next["group b"]) // and its call was deleted
+	for _, line := range []string{"lane b", "limit b", "group b"} {
+		sqlRun(t, db, `delete from onceq.jobs where id = $1`, first[line])
+	}
+	sqlRun(t, db, `update onceq.job_waits set run_at = now() + interval '1 hour' where id = $1`, next["lane b"])
+	reap(t, r, onceq.Reaped{})
+	require.ElementsMatch(t, []int64{next["limit b"], next["group b"]}, claim())
 }

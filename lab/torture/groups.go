@@ -222,12 +222,6 @@ func (h *history) collectGroups(ctx context.Context, pool *pgxpool.Pool) (err er
 	return err
 }
 
-// forgetMembers lets go on what waits for a job that forgetTwins has removed: a look at all lanes finds it, and is due now.
-const forgetMembers = `
-update onceq.lane_calls set due = statement_timestamp()
- where slot = -1 and lane = '' and due > statement_timestamp()
-   and exists (select from torture.twins t join onceq.job_members m on m.job_id = t.job >> 36 join onceq.job_waits w on w.id = m.group_id)`
-
 // These are mistakes in the library that the checker must find: the end of a member calls nobody, and a promoter lets a job
 // go on without a look at whether a member is unfinished.
 var groupMistakes = map[string]struct{ function, from, to string }{

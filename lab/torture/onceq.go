@@ -643,10 +643,8 @@ func (w *onceqWorker) hold(ctx context.Context, l *onceq.Lease, p work) error {
 }
 
 func (onceqSystem) live(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
-	for _, sql := range []string{forgetTwins, forgetMembers} {
-		if _, err := pool.Exec(ctx, sql); err != nil {
-			return 0, err
-		}
+	if _, err := pool.Exec(ctx, forgetTwins); err != nil { // a Reaper lets go on what waits for them
+		return 0, err
 	}
 	err = pool.QueryRow(ctx, `
 select (select count(*) from onceq.jobs where queue <> 'onceqcron') + (select count(*) from onceq.job_waits)
