@@ -16,7 +16,7 @@ import (
 //
 // A job goes from the claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
 //
-//	claimer, one  ->  slots  ->  executor, one goroutine for each slot in use  ->  outbox, three
+//	claimer, one  ->  slots  ->  executor, one goroutine for each slot in use  ->  outbox, two
 //	    ^ session, one for a pool           ^ beats, one; pings, one
 type run struct {
 	w        *Worker
@@ -50,7 +50,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.connections}
 	db := own.outcomes
 	r.tally = &tally{q: w.q, id: id, db: db}
-	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally, &own.waits)
+	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,

@@ -1,14 +1,12 @@
 package onceq
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -23,7 +21,7 @@ const (
 
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
 // single completion is written at once, many are written together, and nobody waits for a timer. The executor adds
-// outcomes, and two goroutines write them. A third one writes, one by one, those whose rows somebody else has locked.
+// outcomes, and two goroutines write them. Those whose rows somebody else has locked are on a list that is tried once a second.
 type outbox struct {
 	q     *Queue
 	id    int64           // of the run
@@ -32,24 +30,24 @@ type outbox struct {
 	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
 	tally *tally
-	waits *atomic.Bool       // as in ownConns
 	woken func(queue string) // called after jobs with a lane: the next one may be live
 	told  func()             // called after the end of jobs that others wait for
 	next  func(outcome) *successor
 
-	patience, try    time.Duration
-	whole, half, one way // how a batch is written, a part of one in which a row is locked, and the only one that is
+	patience, try time.Duration
+	whole, half   way // how a batch is written, and a part of one in which a row is locked
+	writing       *sync.WaitGroup
+	reported      time.Time // when tryLocked, which alone uses this, last reported what is locked
 
-	mu      sync.Mutex // guards what follows; ready, room and held wait with it
+	mu      sync.Mutex // guards what follows; ready and room wait with it
 	ready   sync.Cond  // something to write, or closed
 	room    sync.Cond  // fewer than maxPending
-	held    sync.Cond  // something in locked, or no writer is left
 	pending []outcome
 	locked  []outcome // their rows are locked
-	refused error     // what a try of loopLocked met that was not the first for its outcome
+	trying  bool      // these are tried, now or later
+	refused error     // what a try of them met
 	closed  bool
 	drains  bool // a Drain waits for what is locked no longer than a lease
-	writers int  // that have not ended
 	ending  int  // writers that start a next job, which may add its outcome
 }
 
@@ -57,11 +55,9 @@ type outbox struct {
 // So no batch waits for long: whose row it is, halving finds out. If that takes too long, because very many are, or the table is, all
 // that is left counts as locked.
 const (
-	lockPatience = time.Second     // how long a batch waits, or a quarter of the lease
+	lockPatience = time.Second     // how long a batch waits, or a quarter of the lease, and what is locked until the next try
 	halvesFaster = 10              // after that a half waits so many times less
 	halvesFor    = 3               // times the patience
-	lockedChunk  = 32              // so many of those that are locked are tried at once, and twice as many as before when all were written
-	lockedMany   = 1000            // so many leases are not extended with each try
 	lockedEvery  = 5 * time.Second // between two reports of it
 )
 
@@ -85,11 +81,11 @@ func waiting(patience time.Duration) way {
 // limit is the patience as Postgres reads it.
 func (w way) limit() string { return fmt.Sprintf("%dms", max(1, w.patience.Milliseconds())) }
 
-func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally, waits *atomic.Bool) *outbox {
-	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally, waits: waits}
+func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
+	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
 	o.patience, o.try = min(lockPatience, lease/4), min(lease, max(tryLeast, min(lease/4, tryMost)))
-	o.whole, o.half, o.one = waiting(o.patience), waiting(o.patience/halvesFaster), waiting(lease/4) // for Health to see it
-	o.ready.L, o.room.L, o.held.L = &o.mu, &o.mu, &o.mu
+	o.whole, o.half = waiting(o.patience), waiting(o.patience/halvesFaster)
+	o.ready.L, o.room.L = &o.mu, &o.mu
 	return o
 }
 
@@ -128,11 +124,9 @@ func (o *outbox) take() []outcome {
 
 // start starts the goroutines that write, and end when the outbox is closed and empty.
 func (o *outbox) start(writing *sync.WaitGroup, drains bool) {
-	o.writers, o.drains = 2, drains
-	for range o.writers {
-		writing.Go(o.loop)
-	}
-	writing.Go(o.loopLocked)
+	o.writing, o.drains = writing, drains
+	writing.Go(o.loop)
+	writing.Go(o.loop)
 }
 
 func (o *outbox) loop() {
@@ -140,102 +134,64 @@ func (o *outbox) loop() {
 		o.write(batch, o.whole, time.Time{})
 		o.q.works(o.id, workFinish, "") // or it was given up
 	}
+}
+
+// tryLocked writes outcomes whose rows were locked.
+func (o *outbox) tryLocked() {
+	defer o.writing.Done()
 	o.mu.Lock()
-	o.writers--
+	n := min(len(o.locked), finishChunk)
+	batch := slices.Clone(o.locked[:n])
+	o.locked = slices.Delete(o.locked, 0, n)
 	o.mu.Unlock()
-	o.held.Signal()
-}
-
-// loopLocked writes those whose rows are locked, for as long as it takes. The beats may find such a job's row only while it is
-// locked, and not extend its lease, so each try begins with that for all of them.
-func (o *outbox) loopLocked() {
-	chunk := lockedChunk
-	var extended, reported time.Time
-	defer o.q.works(o, workFinish, "") // not the writers' trouble, which ends with what they write
-	for {
-		o.mu.Lock()
-		for len(o.locked) == 0 && o.writers > 0 {
-			o.held.Wait()
-		}
-		all := len(o.locked)
-		if all == 0 {
-			o.mu.Unlock()
-			return
-		}
-		if chunk = min(chunk, finishChunk); o.closed { // there is one more try at the end
-			chunk = finishChunk
-		}
-		n := min(all, chunk)
-		var leases []*Lease
-		if all < lockedMany || time.Since(extended) > o.lease/6 {
-			extended = time.Now()
-			for _, out := range o.locked {
-				leases = append(leases, out.lease)
-			}
-		}
-		batch := slices.Clone(o.locked[:n])
-		o.locked = slices.Delete(o.locked, 0, n)
-		o.mu.Unlock()
-		o.extend(leases)
-		by, rest := o.half, o.patience/halvesFaster
-		alone := all == 1 && o.waits.CompareAndSwap(false, true)
-		switch {
-		case alone:
-			by = o.one
-		case all == 1: // another run over this pool waits for so long, and there are two connections
-			rest = o.patience
-		}
-		began := time.Now()
-		o.write(batch, by, began.Add(o.patience))
-		if alone {
-			o.waits.Store(false)
-		}
-		o.mu.Lock()
-		left, refused := len(o.locked), o.refused
-		o.refused = nil
-		o.mu.Unlock()
-		switch {
-		case left == 0:
-			o.q.works(o, workFinish, "")
-		case refused != nil && time.Since(reported) > lockedEvery:
-			o.q.fails(o, workFinish, "", refused, slog.Int("jobs", left))
-			reported = time.Now()
-		}
-		o.room.Broadcast()
-		if chunk *= 2; left > all-n {
-			chunk = lockedChunk
-			sleep(o.ctx, rest-time.Since(began), nil) // a trigger may have refused to wait
-		}
-	}
-}
-
-// extend extends leases. That one is lost, the write finds too.
-func (o *outbox) extend(leases []*Lease) {
-	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
-	ctx, cancel := context.WithTimeout(o.ctx, min(o.try, o.lease/4))
-	defer cancel()
-	for chunk := range slices.Chunk(leases, beatChunk) {
-		_, _ = o.q.beat(ctx, o.db, chunk, make([]bool, len(chunk)), o.lease)
-	}
-}
-
-// leave leaves outcomes to loopLocked, because of err. It returns those that have had enough time.
-func (o *outbox) leave(batch []outcome, err error) (over []outcome) {
+	o.write(batch, o.half, time.Now().Add(halvesFor*o.patience))
 	o.mu.Lock()
+	o.trying = false
+	left, refused := len(o.locked), o.refused
+	o.tryLater()
+	o.mu.Unlock()
+	o.room.Broadcast()
+	switch {
+	case left == 0:
+		o.q.works(o, workFinish, "") // not the writers' trouble, which ends with what they write
+	case time.Since(o.reported) > lockedEvery:
+		o.reported = time.Now()
+		o.q.fails(o, workFinish, "", refused, slog.Int("jobs", left))
+	}
+}
+
+// tryLater has what is locked tried after a rest. The caller holds mu.
+func (o *outbox) tryLater() {
+	if !o.trying && len(o.locked) > 0 {
+		o.trying = true
+		o.writing.Add(1)
+		time.AfterFunc(o.patience, o.tryLocked)
+	}
+}
+
+// leave puts outcomes on the list of those that are locked, because of err. It returns those that have had enough time. A part that
+// was not halved to its end is the first to be tried again.
+func (o *outbox) leave(batch []outcome, err error) (over []outcome) {
+	var stay []outcome
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", batch[0].lease.ID, err)
 	for _, out := range batch {
 		if out.locked.IsZero() {
 			out.locked = time.Now()
-		} else {
-			o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", out.lease.ID, err)
 		}
 		if (o.closed || o.drains) && time.Since(out.locked) >= o.lease {
 			over = append(over, out)
 		} else {
-			o.locked = append(o.locked, out)
+			stay = append(stay, out)
 		}
 	}
-	o.mu.Unlock()
-	o.held.Signal()
+	if len(batch) > 1 {
+		o.locked = append(stay, o.locked...)
+	} else {
+		o.locked = append(o.locked, stay...)
+	}
+	o.tryLater()
 	return over
 }
 

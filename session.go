@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,15 +30,14 @@ import (
 //	             jobs that wait to be cancelled, and held ones whose effects were settled.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
-// transactions that have locked their jobs, but for no longer than a second in a batch (outbox.go), and effects for those that have
+// transactions that have locked their jobs, but for no longer than a second (outbox.go), and effects for those that have
 // locked their fences.
 type ownConns struct {
 	of       *pgxpool.Pool // the application's
 	spare    *pgxpool.Pool
 	outcomes *pgxpool.Pool
 	session  session
-	waits    atomic.Bool // an outbox waits for long for a lock, over one of the connections in outcomes
-	wires    wires       // of spare, outcomes and session
+	wires    wires // of spare, outcomes and session
 	probe    *pgxpool.Config
 
 	connections connections // of the application's pool that handlers' transactions hold

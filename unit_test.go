@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -1189,7 +1188,7 @@ func BenchmarkDispatch(b *testing.B) {
 	defer cancel(nil)
 	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
 	count := new(tally)
-	out := newOutbox(q, 1, nil, w.lease, base, tasks, count, new(atomic.Bool))
+	out := newOutbox(q, 1, nil, w.lease, base, tasks, count)
 	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: count}
 	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue], func() {})
 	leases := benchLeases(q, 1000)
@@ -1434,7 +1433,7 @@ func TestFinish_SortsByID(t *testing.T) {
 // An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.
 func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
 	t.Parallel()
-	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil, new(atomic.Bool))
+	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil)
 	o.pending = make([]outcome, maxPending)
 	added := make(chan struct{})
 	go func() {

@@ -221,7 +221,7 @@ func TestDefaults_Replace(t *testing.T) {
 // A limit that ends the application's statements, for good reasons, does not end what workers do.
 func TestDefaults_ALockTimeoutEndsNoCompletion(t *testing.T) {
 	t.Parallel()
-	const limit = 200 * time.Millisecond
+	const limit = 20 * time.Millisecond
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["lock_timeout"] = limit.String()
 	}))
@@ -242,7 +242,7 @@ func TestDefaults_ALockTimeoutEndsNoCompletion(t *testing.T) {
 	require.NoError(t, err)
 	const blocked = `(select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 		and statement_timestamp() - query_start > $1::text::interval and query like $2)`
-	until(t, db, blocked+` > 0`, (5 * limit).String(), "%job_fences%")
+	until(t, db, blocked+` > 0`, (3 * limit).String(), "%job_fences%") // an outcome waits for a second, and for 100 ms when it is tried again
 	require.NoError(t, tx.Commit(t.Context()))
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
