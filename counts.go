@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -170,11 +169,7 @@ func (q *Queue) Counts(ctx context.Context, db DB, filter CountFilter) ([]Counts
 // tally is what one run has counted and not written yet.
 type tally struct {
 	q  *Queue
-	id int64 // of the run
-	db DB    // the worker's own for outcomes: this waits for locks
-
-	stop    context.CancelFunc
-	writing sync.WaitGroup
+	db DB // the worker's own for outcomes: this waits for locks
 
 	mu  sync.Mutex // guards all
 	all map[tallied]*Count
@@ -248,35 +243,11 @@ func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 	}
 }
 
-// begin starts to write, shortly after each full minute.
-func (t *tally) begin() {
-	var ctx context.Context
-	ctx, t.stop = context.WithCancel(context.Background())
-	offset := rand.N(countsDelay)
-	t.writing.Go(func() {
-		next := func() time.Duration {
-			return time.Minute - time.Duration(time.Now().Add(-offset).UnixNano()%int64(time.Minute))
-		}
-		for sleep(ctx, next(), nil) {
-			// The shutdown does not end this: it would not be known whether the counts were written.
-			unbroken, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
-			if err := t.write(unbroken); err == nil {
-				t.q.works(t.id, workCount, "")
-			} else if ctx.Err() == nil {
-				t.q.fails(t.id, workCount, "", err)
-			}
-			cancel()
-		}
-	})
-}
-
-// leave writes what is left.
-func (t *tally) leave() {
-	t.stop()
+// writeAll writes what was counted. Nothing ends it early: it would not be known whether the counts were written.
+func (t *tally) writeAll() error {
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
-	t.writing.Wait()
-	_ = t.write(ctx)
+	return t.write(ctx)
 }
 
 // writeCounts adds to the rows of the minute that most of the time since the last write belongs to. Rows are locked in the

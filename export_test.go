@@ -279,7 +279,7 @@ func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
 // PoolWaits gives what the next row of a worker says of how long its pool was waited for, if the row before it was written
 // so long ago.
 func PoolWaits(w *Worker) func(ago time.Duration) time.Duration {
-	p := newPresence(w, 1, nil, nil, &taskSet{}, nil, &poolWatch{})
+	p := newPresence(w, 1, nil, nil, &taskSet{}, nil, &poolWatch{}, nil)
 	return func(ago time.Duration) time.Duration {
 		p.counted = time.Now().Add(-ago)
 		p.row()

@@ -49,14 +49,14 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
 	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.connections}
 	db := own.outcomes
-	r.tally = &tally{q: w.q, id: id, db: db}
+	r.tally = &tally{q: w.q, db: db}
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
 	}
-	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, &r.exec.limits, watch)
+	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, &r.exec.limits, watch, r.tally)
 	r.tasks.stuckChanged = r.presence.rouse
 	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
 	r.listener = newListener(w, id, own, r.woken)
@@ -140,7 +140,6 @@ func (r *run) start(ctx context.Context, limit int) {
 		r.listener.db.own.join(r.listener)
 	}
 	r.presence.begin(r.drains)
-	r.tally.begin()
 	r.outbox.start(&r.writing, r.drains)
 	r.beating.Go(func() { r.beats.loop(r.stopBeats) })
 	if slices.Contains(slices.Collect(maps.Values(r.w.pooledIn)), true) {
@@ -189,7 +188,7 @@ func (r *run) end() (left error) {
 	leaving.Go(r.presence.leave)
 	r.outbox.close()
 	r.writing.Wait()
-	leaving.Go(r.tally.leave)
+	leaving.Go(func() { _ = r.tally.writeAll() })
 	close(r.stopBeats)
 	r.beating.Wait()
 	if !r.drains {

@@ -18,10 +18,10 @@ import (
 )
 
 // Each worker has a row in workers, so that people can see who works what, and so that Explain can say that nobody works a
-// queue. The worker writes it when it starts and once a minute, and deletes it when it ends. The row of a worker that was
+// queue. The worker writes it when it starts and shortly after each full minute, and deletes it when it ends. The row of a worker that was
 // killed stays; after staleAfter nobody takes it for a live one, and the Reaper removes it. Nothing else depends on these
 // rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded),
-// for held jobs whose effects were settled (heldLately), and for limits that nobody has set (limitsMet).
+// for held jobs whose effects were settled (heldLately), and for limits that nobody has set (limitsMet), and writes what it has counted (tally).
 
 const (
 	presentEvery = time.Minute
@@ -79,8 +79,8 @@ func (w WorkerInfo) Trouble() string {
 	return strings.Join(all, "; ")
 }
 
-// starved says that at each moment of a minute somebody waited for a connection.
-func (w WorkerInfo) starved() bool { return w.Pool.Wait >= presentEvery }
+// starved says that at nearly each moment of a minute somebody waited for a connection.
+func (w WorkerInfo) starved() bool { return w.Pool.Wait >= presentEvery*9/10 }
 
 // stuckIn counts the slots of a queue that are held by handlers that do not return, and names their kinds.
 func stuckIn(workers []WorkerInfo, queue string) (slots int, kinds []string) {
@@ -170,6 +170,7 @@ type presence struct {
 	tasks  *taskSet
 	limits *limitsMet
 	watch  *poolWatch
+	tally  *tally
 	again  chan struct{} // has something when the row is to be written at once
 
 	// Only loop's goroutine uses these, once it runs.
@@ -182,9 +183,9 @@ type presence struct {
 	written bool // or tried; only loop's goroutine writes it, and leave reads it after that has ended
 }
 
-func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, limits *limitsMet, watch *poolWatch) *presence {
+func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, limits *limitsMet, watch *poolWatch, tally *tally) *presence {
 	stat := w.q.pool.Stat()
-	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, limits: limits, watch: watch, again: make(chan struct{}, 1),
+	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, limits: limits, watch: watch, tally: tally, again: make(chan struct{}, 1),
 		pool: WorkerPool{Conns: int(stat.MaxConns())}, waited: stat.EmptyAcquireWaitTime(), counted: time.Now()}
 	queues := make(map[string]int, len(w.queues))
 	for _, name := range slices.Sorted(maps.Keys(w.queues)) {
@@ -259,9 +260,15 @@ func (p *presence) begin(drain bool) {
 	p.writing.Go(func() { p.loop(ctx, first) })
 }
 
-// loop writes the row once a minute, until ctx ends.
+// loop is the worker's chore, once a minute until ctx ends. The counts of a minute are written only when it is over.
 func (p *presence) loop(ctx context.Context, first time.Duration) {
-	for wait := first; sleep(ctx, wait, p.again); wait = presentEvery + rand.N(presentEvery/10) {
+	offset := rand.N(countsDelay)
+	over := func() time.Time {
+		now := time.Now()
+		return now.Add(time.Minute - time.Duration(now.Add(-offset).UnixNano()%int64(time.Minute)))
+	}
+	minute := over()
+	for wait := first; sleep(ctx, wait, p.again); wait = time.Until(minute) {
 		p.written = true
 		err := p.q.guarded(ctx, p.db, writePresence, p.row(), nil)
 		if err == nil {
@@ -272,6 +279,14 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 			p.q.works(p.id, workPresence, "")
 		case ctx.Err() == nil:
 			p.q.fails(p.id, workPresence, "", err)
+		}
+		if !time.Now().Before(minute) {
+			minute = over()
+			if err = p.tally.writeAll(); err == nil {
+				p.q.works(p.id, workCount, "")
+			} else if ctx.Err() == nil {
+				p.q.fails(p.id, workCount, "", err)
+			}
 		}
 	}
 }
