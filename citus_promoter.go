@@ -47,7 +47,7 @@ var (
 	chooseOfLimits = chooseApart(turnsOfLimits, oursOfLimits, paidRows, laterRows)
 )
 
-const noRates = `null::text, null::timestamptz, null::float8, null::timestamptz where false`
+const noRates = `null::text, null::timestamptz, null::float8 where false`
 
 func chooseApart(next, ours, paid, again string) string {
 	by := leasing{many: true}
@@ -67,7 +67,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
                from (select o.id, w.path, o.at
                        from (select id, ` + then + ` as at from ` + goes + `) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
- cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select ` + paid + `) p (lane, free_at, gap, paid_at)) p
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select ` + paid + `) p (lane, free_at, gap)) p
  cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(due) from (select ` + strings.ReplaceAll(again, "$4", "$2") + `) a (slot, due, lane)) c`
 }
 
@@ -96,9 +96,9 @@ select u.lane, u.id from onceq.meta, unnest($1::text[], $2::bigint[]) as u(lane,
 on conflict do nothing`
 
 	paidApart = `
-insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-select u.lane, u.free_at, u.gap, $4::timestamptz from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
-on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at`
+insert into onceq.limit_rates (lane, free_at, gap)
+select u.lane, u.free_at, u.gap from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
+on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap`
 )
 
 // admitted is what one of these has chosen.
@@ -175,7 +175,7 @@ func (a *admitted) write(p *parts) (err error) {
 		err = p.send(placesApart, []any{places.lines, places.ids}, noRows)
 	}
 	if err == nil && len(a.rates) > 0 {
-		err = p.send(paidApart, []any{a.rates, a.free, a.gaps, p.now}, noRows)
+		err = p.send(paidApart, []any{a.rates, a.free, a.gaps}, noRows)
 	}
 	if err == nil {
 		err = a.calls.send(p)
@@ -489,12 +489,12 @@ func (q *Queue) lookAtFamiliesInParts(ctx context.Context, db *pgxpool.Pool) (n 
 	return n, nil
 }
 
-// reslotApart is reslotJobs without what it writes, which it returns: when the burst is there again, the gap, the time of both, and the
-// jobs that get later slots. laterApart gives them these.
+// reslotApart is reslotJobs without what it writes, which it returns: when the burst is there again, the gap, and the jobs
+// that get later slots. laterApart gives them these.
 var reslotApart = reslotJobs[:strings.Index(reslotJobs, "paid as (")] +
 	reslotJobs[strings.Index(reslotJobs, "slot as materialized ("):strings.Index(reslotJobs, ",\nlater as (")] +
 	reslotJobs[strings.Index(reslotJobs, "\nselect array(select id from slot"):] + `,
-       (select base + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond' from rate), (select gap from rate), (select base from rate),
+       (select statement_timestamp() + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond' from rate), (select gap from rate),
        array(select coalesce(other, id) from change order by id), array(select statement_timestamp() + ahead::float8 * interval '1 microsecond' from change order by id)`
 
 const laterApart = `
@@ -507,16 +507,16 @@ func (q *Queue) reslotInParts(ctx context.Context, db *pgxpool.Pool, args []any,
 		if err := p.send(lockLine, args[:1], noRows); err != nil {
 			return err
 		}
-		var free, base *time.Time
+		var free *time.Time
 		var gap *float64
 		var later []int64
 		var at []time.Time
 		began = time.Now()
-		if err := p.send(reslotApart, args, row(slices.Concat(dest, []any{&free, &gap, &base, &later, &at})...)); err != nil {
+		if err := p.send(reslotApart, args, row(slices.Concat(dest, []any{&free, &gap, &later, &at})...)); err != nil {
 			return err
 		}
-		if base != nil {
-			if err := p.send(paidApart, []any{[]string{args[0].(string)}, []time.Time{*free}, []float64{*gap}, *base}, noRows); err != nil {
+		if free != nil {
+			if err := p.send(paidApart, []any{[]string{args[0].(string)}, []time.Time{*free}, []float64{*gap}}, noRows); err != nil {
 				return err
 			}
 		}

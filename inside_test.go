@@ -1463,38 +1463,6 @@ select array_agg(id order by id) filter (where leased_until is not null), array_
 	require.Equal(t, []int64{present}, later, "the other one gets the new slot, and not one that missed its own, has none or runs")
 }
 
-// A worker that gives a late job a new slot goes by the row as it was written, and leaves it to a promoter to find that the database's
-// clock was set back: only that one brings the other slots back.
-func TestReslot_LeavesASetBackClockToPromoters(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"))
-	ctx := t.Context()
-	const line = "/provider"
-	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "provider", onceq.Limit{Rate: 10}))
-	kind := onceq.Kind[int]{Name: "k", Limit: func(int) string { return "provider" }}
-	_, err := db.Queue.Enqueue(ctx, db.Pool, kind.Job(1))
-	require.NoError(t, err)
-	var leases []*onceq.Lease
-	for len(leases) == 0 { // the limit lets its job in meanwhile
-		leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{})
-		require.NoError(t, err)
-	}
-	_, err = db.Pool.Exec(ctx, `update onceq.limit_rates set paid_at = paid_at + interval '1 hour', free_at = free_at + interval '1 hour'`)
-	require.NoError(t, err)
-	owes := func() (ahead, owed time.Duration) {
-		require.NoError(t, db.Pool.QueryRow(ctx, `select paid_at - statement_timestamp(), free_at - paid_at from onceq.limit_rates`).Scan(&ahead, &owed))
-		return ahead, owed
-	}
-	_, before := owes()
-	batch := &pgx.Batch{}
-	batch.Queue(`select slot from onceq.lane_locks for update`)
-	batch.Queue(onceq.HotStatements["reslot"], line, []int64{leases[0].ID}, []int32{1}, []int64{holderOf(t, db, leases[0].ID)})
-	require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
-	ahead, owed := owes()
-	require.InDelta(t, max(0, before)+100*time.Millisecond, owed, float64(time.Millisecond))
-	require.Greater(t, ahead, 50*time.Minute)
-}
-
 // A worker that looks whether the effects of held jobs were settled waits for nobody, and forgets none that somebody has locked.
 func TestUnhold_WaitsForNobody(t *testing.T) {
 	t.Parallel()
@@ -1816,7 +1784,7 @@ func TestStatements_ALookAtARateReadsFewLiveJobs(t *testing.T) {
 		takes int
 	}{
 		"nothing waits":            {`select`, 0, 0},
-		"slots are given for long": {`insert into onceq.limit_rates (lane, free_at, gap, paid_at) values ('/rate', now() + interval '1 hour', 10000, now())`, 10, 0},
+		"slots are given for long": {`insert into onceq.limit_rates (lane, free_at, gap) values ('/rate', now() + interval '1 hour', 10000)`, 10, 0},
 		"many are unclaimed":       {`update onceq.jobs set leased_until = null, holder = null where id > 2900`, 10, 0},
 		"a job comes":              {`select`, 1, 1}, // the one look that has to know how many are unclaimed
 	} {

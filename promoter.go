@@ -397,7 +397,7 @@ var (
            where n > 0 and lane not like '/%' and not exists (select from ` + stopsOf("room.lane") + ` offset 0) offset 0) r` + laneHead + `
 ),
 `
-	turnsOfLimits = rates + `,` + rewinds + `,
+	turnsOfLimits = rates + `,
 turn as materialized (
   select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
     from (select * from rate where n > 0 offset 0) r` + limitHead + `
@@ -412,10 +412,9 @@ turn as materialized (
 
 // What promoteCalls writes of it: how much of each rate is used, and the new calls of lanes, and of limits.
 var (
-	paidRows = `lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + pg_catalog.sum(n)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap), statement_timestamp()
-    from (select lane, debt, gap, 1 as n from turn where gap is not null
-          union all
-          select lane, debt, gap, 0 from rewound) u
+	paidRows = `lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + count(*)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap)
+    from turn
+   where gap is not null
    group by lane`
 	againRows = laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end::float8 * interval '1 microsecond', h.lane
     from (select lane, pg_catalog.count(n) as wanted, count(*) - pg_catalog.count(n) as got
@@ -449,9 +448,9 @@ var promoteCalls = `
 with ` + callsOf(`pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')::smallint[]`) + `,
 ` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+` order by lane)`) + `,
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
+  insert into onceq.limit_rates (lane, free_at, gap)
   select ` + paidRows + `
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),` + admitLines(leaseAlone) + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)

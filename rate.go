@@ -69,36 +69,8 @@ func debtOf(row string) string {
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + ` + sqlSlotAhead + `)) end`)
 }
 
-// setBack says of a row c of limit_rates that the database's clock was set back since it was written: by a person, or because a
-// server has taken over whose clock is behind. It asks the clock, because the statement may have waited since its own time.
-const setBack = `c.paid_at > clock_timestamp() + interval '1 second'`
-
-// owed is how far free_at of a row c of limit_rates is ahead, in microseconds. After the clock was set back it is as far as it was
-// when the row was written: otherwise nothing would start until the clock has come there again.
-const owed = `extract(epoch from c.free_at - case when ` + setBack + ` then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8`
-
-// rewinds finds the limits in room for which the clock was set back (rewound), so that paid writes their rows by the new time.
-// Their jobs that wait for slots miss them, and get new ones when they are claimed.
-var rewinds = `
-rewound as materialized (
-  select x.lane, x.gap, greatest(0, ` + debtOf("x") + `) as debt
-    from (select r.lane, s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
-            from (select lane from room where lane like '/%' offset 0) r
-           cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
-           cross join lateral ` + limitRow("r.lane", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s
-           where ` + setBack + ` and s.gap is not null
-           offset 0) x
-),
-recalled as (
-  update onceq.jobs j set run_at = ` + sqlSlotMissed + `
-    from (select j.id
-            from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
-           cross join lateral (
-                 select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at > statement_timestamp() and ` + hasSlot + `
-                    for no key update skip locked) j) u
-   where j.id = any (array[u.id])
-)`
+// owed is how far free_at of a row c of limit_rates is ahead, in microseconds.
+const owed = `extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8`
 
 // slotOf is the i-th slot, from 0, of a row of rate.
 const slotOf = `statement_timestamp() + case when t.rested and t.i::float8 < t.burst then 0
@@ -107,10 +79,8 @@ const slotOf = `statement_timestamp() + case when t.rested and t.i::float8 < t.b
 // reslotJobs gives new slots to leased jobs of one limit, of which each missed its own. It must follow lockLine in the same
 // transaction. One that would have to wait takes the slot of another job, which nobody has claimed and whose time has just
 // come, and that one gets the new slot: the handlers are slower than the rate, so it would miss its own. A job in quarantine
-// keeps its slot, which a claimer knows (claimer.suspended). If the clock was set back, the row goes on saying so: a promoter has to
-// see it (rewinds). It returns the ids of
-// the jobs that may start at once, of those that have another's slot and may start too, and the microseconds since the
-// transaction began. The others wait for their slots, as if they had not been claimed: their ids, and for how many microseconds.
+// keeps its slot, which a claimer knows (claimer.suspended). It returns the ids of the jobs that may start at once, of those that have
+// another's slot and may start too, and the microseconds since the transaction began. The others wait for their slots, as if they had not been claimed: their ids, and for how many microseconds.
 var reslotJobs = `
 with u as materialized (
   select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
@@ -120,18 +90,17 @@ mine as materialized (
     from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
 ),
 rate as materialized (
-  select x.gap, x.burst, x.kept, x.base, greatest(0, ` + debtOf("x") + `) as debt
-    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed,
-                 case when ` + setBack + ` then c.paid_at else statement_timestamp() end as base
+  select x.gap, x.burst, x.kept, greatest(0, ` + debtOf("x") + `) as debt
+    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
             from ` + limitRow("$1::text", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s
             left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
            where s.gap is not null) x
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select $1::text, base + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap, base
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select $1::text, statement_timestamp() + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap
     from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),
 slot as materialized (
   select m.id, coalesce((select greatest(0, pg_catalog.ceil(debt + ((m.i + 1)::float8 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m

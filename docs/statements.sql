@@ -1368,7 +1368,7 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
             from (select *, id > pg_catalog.lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
- cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select null::text, null::timestamptz, null::float8, null::timestamptz where false) p (lane, free_at, gap, paid_at)) p
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select null::text, null::timestamptz, null::float8 where false) p (lane, free_at, gap)) p
  cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(due) from (select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(h.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + case when h.got < h.wanted then $2::bigint else 0 end::float8 * interval '1 microsecond', h.lane
     from (select lane, pg_catalog.count(n) as wanted, count(*) - pg_catalog.count(n) as got
             from (select lane, n from head union all select lane, null from ours) h group by lane) h
@@ -1399,7 +1399,7 @@ rate as materialized (
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end as debt
                             from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was,
-                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
+                                         extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
@@ -1420,31 +1420,6 @@ rate as materialized (
                           where p.lane = y.lane and j.leased_until is null and y.short
                           order by p.id desc
                           limit y.ahead) u) ready) z
-),
-rewound as materialized (
-  select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
-                            when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end) as debt
-    from (select r.lane, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
-            from (select lane from room where lane like '/%' offset 0) r
-           cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
-           cross join lateral (select per::float8 / rate::float8 as gap, burst::float8 as burst
-                 from onceq.lane_limits s
-                where s.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and s.n is not null
-                order by s.lane desc
-                limit 1) s
-           where c.paid_at > clock_timestamp() + interval '1 second' and s.gap is not null
-           offset 0) x
-),
-recalled as (
-  update onceq.jobs j set run_at = statement_timestamp() - interval '1 second'
-    from (select j.id
-            from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
-           cross join lateral (
-                 select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at > statement_timestamp() and pg_catalog.right(lane, 2) = E'\x1f' || '@'
-                    for no key update skip locked) j) u
-   where j.id = any (array[u.id])
 ),
 turn as materialized (
   select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
@@ -1480,11 +1455,10 @@ select statement_timestamp(), l.*, g.*, p.*, c.*
             from (select *, id > pg_catalog.lag(id) over line as falls from goes window line as (partition by lane, priority order by run_at desc, id desc)) f
           window line as (partition by lane, priority order by run_at desc, id desc)) goes) o
                       cross join lateral (select path from onceq.job_waits where id = o.id offset 0) w) o) g
- cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + pg_catalog.sum(n)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap), statement_timestamp()
-    from (select lane, debt, gap, 1 as n from turn where gap is not null
-          union all
-          select lane, debt, gap, 0 from rewound) u
-   group by lane) p (lane, free_at, gap, paid_at)) p
+ cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(free_at), pg_catalog.array_agg(gap) from (select lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + count(*)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap)
+    from turn
+   where gap is not null
+   group by lane) p (lane, free_at, gap)) p
  cross join (select pg_catalog.array_agg(lane), pg_catalog.array_agg(due) from (select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, l.due, l.lane
     from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $2::bigint
                          when t."full" then least(2000000, greatest(20000, t.ready::float8 * t.gap / 2::float8, t.idle / 2::float8))
@@ -1587,9 +1561,9 @@ with recursive lane (lane, first, last) as (
 select lane, first from lane limit $1::int;
 
 -- citus_promoter.go: paidApart
-insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-select u.lane, u.free_at, u.gap, $4::timestamptz from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
-on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at;
+insert into onceq.limit_rates (lane, free_at, gap)
+select u.lane, u.free_at, u.gap from onceq.meta, unnest($1::text[], $2::timestamptz[], $3::float8[]) as u(lane, free_at, gap)
+on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap;
 
 -- citus_promoter.go: placesApart
 insert into onceq.lane_places (lane, id)
@@ -4933,7 +4907,7 @@ l as (select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
          + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
@@ -5014,7 +4988,7 @@ select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
          + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
@@ -5055,7 +5029,7 @@ select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
          + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
@@ -5436,7 +5410,7 @@ rate as materialized (
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end as debt
                             from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was,
-                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
+                                         extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
@@ -5457,31 +5431,6 @@ rate as materialized (
                           where p.lane = y.lane and j.leased_until is null and y.short
                           order by p.id desc
                           limit y.ahead) u) ready) z
-),
-rewound as materialized (
-  select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
-                            when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end) as debt
-    from (select r.lane, s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed
-            from (select lane from room where lane like '/%' offset 0) r
-           cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
-           cross join lateral (select per::float8 / rate::float8 as gap, burst::float8 as burst
-                 from onceq.lane_limits s
-                where s.lane = any (array[r.lane, pg_catalog.left(r.lane, pg_catalog.strpos(pg_catalog.substr(r.lane, 2), '/') + 1)]) and s.n is not null
-                order by s.lane desc
-                limit 1) s
-           where c.paid_at > clock_timestamp() + interval '1 second' and s.gap is not null
-           offset 0) x
-),
-recalled as (
-  update onceq.jobs j set run_at = statement_timestamp() - interval '1 second'
-    from (select j.id
-            from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
-           cross join lateral (
-                 select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at > statement_timestamp() and pg_catalog.right(lane, 2) = E'\x1f' || '@'
-                    for no key update skip locked) j) u
-   where j.id = any (array[u.id])
 ),
 turn as materialized (
   select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
@@ -5507,13 +5456,12 @@ ours as materialized (
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + pg_catalog.sum(n)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap), statement_timestamp()
-    from (select lane, debt, gap, 1 as n from turn where gap is not null
-          union all
-          select lane, debt, gap, 0 from rewound) u
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + count(*)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap)
+    from turn
+   where gap is not null
    group by lane
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),
 passed as (
   update onceq.job_waits w set lane = pg_catalog.split_part(w.path, E'\x1f', 2), run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
@@ -5695,11 +5643,10 @@ mine as materialized (
     from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
 ),
 rate as materialized (
-  select x.gap, x.burst, x.kept, x.base, greatest(0, case when x.gap is null or x.was is null then '-infinity'
+  select x.gap, x.burst, x.kept, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000::float8)) end) as debt
-    from (select s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1e6::float8 as owed,
-                 case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end as base
+    from (select s.gap, s.burst, least(s.burst::float8 - 1::float8, 100000::float8 / s.gap) as kept, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 as owed
             from (select per::float8 / rate::float8 as gap, burst::float8 as burst
                  from onceq.lane_limits s
                 where s.lane = any (array[$1::text, pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)]) and s.n is not null
@@ -5709,10 +5656,10 @@ rate as materialized (
            where s.gap is not null) x
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select $1::text, base + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap, base
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select $1::text, statement_timestamp() + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap
     from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),
 slot as materialized (
   select m.id, coalesce((select greatest(0, pg_catalog.ceil(debt + ((m.i + 1)::float8 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m

@@ -202,8 +202,7 @@ create index lane_limits_lowered on {{.schema}}.lane_limits (lane) where lowered
 create table {{.schema}}.limit_rates (
   lane    text collate "C" not null primary key,
   free_at timestamptz not null,          -- when the whole burst is there again
-  gap     double precision not null,     -- microseconds between two slots, as free_at was computed
-  paid_at timestamptz                    -- when free_at was computed; if that is still to come, the clock was set back
+  gap     double precision not null      -- microseconds between two slots, as free_at was computed
 ) with (fillfactor = 50, vacuum_truncate = off);
 
 create table {{.schema}}.lane_locks (slot smallint not null primary key);

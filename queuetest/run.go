@@ -176,7 +176,7 @@ waits as (
   update onceq.job_waits set created_at = created_at` + by + `, run_at = run_at` + by + `, due_at = due_at` + by + `, identity = ` + identity + `, errors = ` + errors + `
 ),
 rates as (
-  update onceq.limit_rates set free_at = free_at` + by + `, paid_at = paid_at` + by + `
+  update onceq.limit_rates set free_at = free_at` + by + `
 ),
 calls as (
   update onceq.lane_calls set due = due` + by + `

@@ -417,31 +417,6 @@ func TestLimit_RateOfADatabaseThatIsFar(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
-// After the database's clock was set back, or a server whose clock is behind has taken over, all slots are far ahead. The jobs do
-// not wait until then, and start at the rate.
-func TestLimit_AfterTheClockWasSetBack(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	jobs := letIn(t, db)
-	sqlRun(t, db, `update onceq.jobs set run_at = run_at + interval '1 hour'`)
-	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at + interval '1 hour', paid_at = paid_at + interval '1 hour'`)
-	sqlRun(t, db, `update onceq.lane_calls set due = due + interval '1 hour' where lane = '/provider'`)
-	s := &starts{}
-	done := make(chan int, jobs+1)
-	for range 2 {
-		start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(context.Context, *onceq.Lease, charge) error {
-			done <- s.add()
-			return nil
-		}))
-	}
-	laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{jobs, jobs})) // which calls the limit
-	for range jobs + 1 {
-		receive(t, done)
-	}
-	s.within(t, 20, 10*time.Millisecond)
-	require.NoError(t, db.Check())
-}
-
 // Jobs that nobody claims, because their kind is paused, are not looked at again and again. When it is resumed they start at
 // the rate.
 func TestLimit_APausedRateIsLeftAlone(t *testing.T) {
