@@ -17,7 +17,7 @@ type feed struct {
 	pace       pace
 	cursor     cursor
 	quarantine quarantine
-	room       room
+	returned   int64           // slots.returned at the latest look behind that found something
 	claimedAt  time.Time       // when the latest claim ended
 	found      time.Time       // when the latest claim that found something ended
 	unknown    map[string]bool // kinds without a handler that the log has named
@@ -54,7 +54,6 @@ type feed struct {
 
 func newFeed(w *Worker, s *slots) *feed {
 	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
-	f.room.returning = 1
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {
 			f.pace.ahead = 0 // the first lost lease makes the job dead, so only a job that was started may lose one

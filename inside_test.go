@@ -2197,41 +2197,32 @@ func TestFinish_HeedsCancelsOfEachStatement(t *testing.T) {
 	}
 }
 
-// Who has no free handler leaves the turn to others for longer, and word of its kinds for as long as it yields that.
+// A worker may rescan a queue where no other one has lately, or where one has left jobs of its kinds.
 func TestRescanTurn(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"))
 	ctx := t.Context()
-	const second = int64(time.Second / time.Microsecond)
-	all, none := []string{"q"}, []string{}
-	turn := func(ago time.Duration, left []string, full, yielding []string) (mine bool, stays []string) {
+	check := func(what string, want bool, stays []string, ago time.Duration, left []string) {
 		t.Helper()
 		tx, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(ctx) }()
 		_, err = tx.Exec(ctx, `insert into onceq.queues (queue, rescanned_at, left_kinds) values ('q', statement_timestamp() - $1::bigint * interval '1 microsecond', $2)`, ago.Microseconds(), left)
 		require.NoError(t, err)
-		rows, err := tx.Query(ctx, onceq.RescanTurn, all, second, []string{"k"}, full, 3600*second, yielding)
+		rows, err := tx.Query(ctx, onceq.RescanTurn, []string{"q"}, time.Second.Microseconds(), []string{"k"})
 		require.NoError(t, err)
 		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		require.NoError(t, err)
-		require.NoError(t, tx.QueryRow(ctx, `select left_kinds from onceq.queues where queue = 'q'`).Scan(&stays))
-		return len(got) > 0, stays
-	}
-	check := func(what string, want bool, stays []string, ago time.Duration, left, full, yielding []string) {
-		t.Helper()
-		mine, after := turn(ago, left, full, yielding)
-		require.Equal(t, want, mine, what)
+		require.Equal(t, want, len(got) > 0, what)
+		var after []string
+		require.NoError(t, tx.QueryRow(ctx, `select left_kinds from onceq.queues where queue = 'q'`).Scan(&after))
 		require.Equal(t, stays, after, what)
 	}
-	word := []string{"k", "other"}
-	check("one with room", true, nil, time.Minute, nil, none, none)
-	check("a full one", false, nil, time.Minute, nil, all, all)
-	check("a full one after long", true, nil, 2*time.Hour, nil, all, all)
-	check("word for one with room", true, []string{"other"}, -time.Millisecond, word, none, none)
-	check("word for a full one", false, word, -time.Millisecond, word, all, all)
-	check("word that stays", true, []string{"other"}, -time.Millisecond, word, all, none)
-	check("a full one after long leaves word", true, word, 2*time.Hour, word, all, all)
+	check("after long", true, nil, time.Minute, nil)
+	check("another one has lately", false, nil, -time.Millisecond, nil)
+	check("word of its kind", true, []string{"other"}, -time.Millisecond, []string{"k", "other"})
+	check("word of another kind", false, []string{"other"}, -time.Millisecond, []string{"other"})
+	check("the clock was set back", true, nil, -time.Hour, nil)
 }
 
 // The row of a worker has for how long the pool was waited for since the row before, by what pgx measures.

@@ -29,7 +29,6 @@ import (
 type quarantine struct {
 	ids        []int64 // those that have lost the fewest leases first
 	once       int     // how many of them have lost one lease
-	started    int64   // how many have ever been started here
 	othersTurn bool    // one of them was claimed, and since then no claim for other jobs was made
 }
 
@@ -141,13 +140,6 @@ func (t *quarantineTurn) free(c *claimer, beside bool) bool {
 	}
 	t.waiting[c] = true
 	return false
-}
-
-// isTaken reports whether none of those may start that may do so beside others.
-func (t *quarantineTurn) isTaken() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return !t.may(true)
 }
 
 func (t *quarantineTurn) take(beside bool) bool {
@@ -313,7 +305,6 @@ func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	f.found = time.Now()
 	c.q.quarantine.start(c.q, one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost), one.Lost > 1)
 	f.slots.quarantined.Add(1)
-	in.started++
 	f.slots.outstanding.Add(int64(f.slots.width - 1)) // the job has a slot for itself
 	c.exec.accept(f.slots, q.ask.leases, q.ask.began)
 }

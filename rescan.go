@@ -16,7 +16,7 @@ import (
 // over the others in pages, so that claims come in between.
 //
 // What a rescan finds is for the worker that does it, so one without a free handler leaves the turn to others. Where no worker has
-// one, the rescan is rarer: what it finds has to wait anyway, and who has a free handler again rescans within a second or two.
+// one, what a rescan would find has to wait anyway, and who has a free handler again rescans within a second or two.
 type rescans struct {
 	known   time.Time        // when the table queues was last made to have this worker's queues; zero: it may not
 	asked   time.Time        // when this worker looked whether any job is due, or counts as having looked
@@ -38,7 +38,6 @@ type rescans struct {
 const (
 	rescanRows   = 2000 // in one page
 	rescanGlance = 50   // queues in one glance
-	rescanYields = 3    // intervals for which a worker without a free handler leaves the turn, and word of its kinds, to others
 )
 
 // interval is the time between two rescans, by any of the workers that take turns. One that was slow may have had to wait for
@@ -59,22 +58,20 @@ select u.queue, 'epoch' from onceq.meta, pg_catalog.unnest($1::text[]) as u(queu
 on conflict do nothing`
 
 // rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
-// jobs of these kinds, or the database's clock was set back. Others may be asking at the same time. In the queues $4 this worker
-// has no free handler, and it comes after a longer time ($5). In those of them that are in $6 it leaves the word of its kinds to who has one.
+// jobs of these kinds, or the database's clock was set back. Others may be asking at the same time.
 const rescanTurn = `
 with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end::float8 * interval '1 microsecond'
-          or left_kinds operator(pg_catalog.&&) $3::text[] and queue <> all ($6::text[])
+     and (rescanned_at <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
+          or left_kinds operator(pg_catalog.&&) $3::text[]
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = case when q.queue = any ($6::text[]) then left_kinds
-                         else (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[])) end
+       left_kinds = (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[]))
   from free where q.queue = any (array[free.queue]) returning q.queue`
 
 // rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many
@@ -157,15 +154,11 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 	if recent {
 		r.asked = r.asked.Add(-rand.N(r.interval())) // see askForTurn
 	}
-	taken := c.q.quarantine.isTaken()
-	for _, f := range c.feeds {
-		f.seeRoom(taken)
-	}
-	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused })
+	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused || !f.hasRoom() })
 	if !r.known.IsZero() {
 		c.q.works(c.id, workRescan, "")
-		is := make(map[*feed]bool, len(behind))
-		for _, f := range behind {
+		is := make(map[*feed]bool, len(r.feeds))
+		for _, f := range r.feeds {
 			is[f] = true
 		}
 		for _, f := range c.feeds {
@@ -276,55 +269,22 @@ func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 	return err == nil
 }
 
-// room is what the latest looks behind say about a feed's handlers.
-type room struct {
-	none      bool  // what a rescan finds would not start soon
-	yielded   int   // so many times in a row the turn was asked for and not given while none is so
-	returned  int64 // slots.returned at the latest look
-	returning int   // so many looks in a row saw that handlers had returned since the one before
-	ended     int64 // how many jobs in quarantine had ended at the latest look
-}
-
-// seeRoom looks whether a handler of a feed is free. Quick ones are rarely free when somebody looks, so it counts as well that
-// some have returned since the look before; not if that was so only once, because they may all have begun long jobs since. taken
-// says that no other job in quarantine may start in this process. Whether a connection is free for the handler is not asked: that would
-// take long with many queues.
-func (f *feed) seeRoom(taken bool) {
-	s, r := f.slots, &f.room
-	returned, alone := s.returned.Load(), int(s.quarantined.Load())
-	ended := f.quarantine.started - int64(alone)
-	if r.returning++; returned == r.returned {
-		r.returning = 0
-	}
-	free := s.outstanding.Load() <= int64((s.count-1)*s.width) || r.returning > 1
-	freeAlone := alone < f.mayQuarantine() && !taken || ended > r.ended
-	if r.none, r.returned, r.ended = !free || !freeAlone, returned, ended; !r.none {
-		r.yielded = 0
-	}
-}
-
-// yields gives those of the feeds that have no room, for which the turn is asked now, and those of them that leave word of their kinds
-// to others. Word that stays is for nobody who has a free handler: the worker starts what it finds when its next one is free.
-func yields(feeds []*feed) (full, yielding []*feed) {
-	for _, f := range feeds {
-		if !f.room.none {
-			continue
-		}
-		full = append(full, f)
-		if f.room.yielded++; f.room.yielded <= rescanYields {
-			yielding = append(yielding, f)
-		}
-	}
-	return full, yielding
+// hasRoom reports whether a handler of the feed is free, or some have returned since the look before: quick ones are rarely free when
+// somebody looks. Those that returned may all have begun long jobs since. Then what this worker finds waits for its next handler, or
+// until others rescan.
+func (f *feed) hasRoom() bool {
+	s := f.slots
+	returned := s.returned.Load()
+	some := returned != f.returned
+	f.returned = returned
+	return some || s.outstanding.Load() <= int64((s.count-1)*s.width)
 }
 
 // askForTurn asks in which queues it is this worker's turn.
 func (c *claimer) askForTurn(ctx context.Context) {
 	r := &c.rescans
-	every, feeds, kinds := r.interval(), r.feeds, c.kinds
-	late := rescanYields * max(every, c.lookInterval())
-	full, yielding := yields(feeds)
-	args := []any{names(feeds), every.Microseconds(), kinds, names(full), late.Microseconds(), names(yielding)}
+	every, feeds := r.interval(), r.feeds
+	args := []any{names(feeds), every.Microseconds(), c.kinds}
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
 		err := c.q.send(ctx, c.db, hot, rescanTurn, args, each(func(rows pgx.Rows) error {
@@ -341,14 +301,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 			if len(mine) == 0 && time.Since(r.known) > c.w.lease {
 				r.known = time.Time{} // others have the turn, or somebody has emptied the table
 			}
-			n := 0
-			for _, f := range mine {
-				if f.room.none {
-					f.room.yielded = 0
-					n++
-				}
-			}
-			if len(mine)-n < len(feeds)-len(full) {
+			if len(mine) < len(feeds) {
 				// Some other worker asks earlier. This one asks at another time of the interval from now on, so that no
 				// worker is always too late.
 				r.asked = r.asked.Add(-rand.N(every))

@@ -604,16 +604,6 @@ func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
 	require.Equal(t, 20*time.Second, r.interval())
 }
 
-func TestRescans_WhoYields(t *testing.T) {
-	t.Parallel()
-	free, full := &feed{}, &feed{room: room{none: true}}
-	for n := range 5 {
-		all, word := yields([]*feed{free, full})
-		require.Equal(t, []*feed{full}, all)
-		require.Equal(t, n < rescanYields, len(word) == 1, n)
-	}
-}
-
 func TestRescans_RoomOfAFeed(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
@@ -623,29 +613,14 @@ func TestRescans_RoomOfAFeed(t *testing.T) {
 	c := newClaimer(w, 1, quick{}, nil)
 	f := c.feeds[0]
 	s := f.slots
-	room := func() bool { f.seeRoom(q.quarantine.isTaken()); return !f.room.none }
-	require.True(t, room())
+	require.True(t, f.hasRoom())
 	s.outstanding.Store(3)
-	require.True(t, room(), "one is free")
+	require.True(t, f.hasRoom(), "one is free")
 	s.outstanding.Store(4)
-	require.False(t, room())
+	require.False(t, f.hasRoom())
 	s.returned.Add(1)
-	require.False(t, room(), "one that has returned may have begun a long job")
-	s.returned.Add(1)
-	require.True(t, room(), "they return all the time")
-	require.False(t, room())
-
-	s.outstanding.Store(2)
-	require.True(t, q.quarantine.take(true))
-	require.False(t, room(), "a job that has lost a lease may not start beside another one")
-	f.quarantine.started++ // and has ended
-	require.True(t, room(), "they return all the time")
-	require.False(t, room())
-	q.quarantine.passed()
-	require.True(t, room())
-	f.quarantine.started += 2
-	s.quarantined.Store(2)
-	require.False(t, room(), "half of the handlers run such jobs")
+	require.True(t, f.hasRoom(), "one has returned")
+	require.False(t, f.hasRoom())
 }
 
 // What the jobs of a call share is checked once, and what is made for them shares memory. Each job must come out as if it
@@ -1287,7 +1262,7 @@ func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
 		t.Helper()
 		require.False(t, turn.free(c, true))
 		require.False(t, turn.take(true))
-		require.True(t, turn.isTaken())
+		require.False(t, turn.may(true))
 	}
 	end := func(token int64) {
 		turn.endedWell()
@@ -1323,7 +1298,7 @@ func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
 	turn.narrow()
 	full()
 	turn.passed()
-	require.False(t, turn.isTaken())
+	require.True(t, turn.may(true))
 
 	var in quarantine
 	in.saw([]lostJob{{5, 2}, {1, 1}, {2, 1}, {6, 3}})

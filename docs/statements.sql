@@ -6299,15 +6299,14 @@ with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end::float8 * interval '1 microsecond'
-          or left_kinds operator(pg_catalog.&&) $3::text[] and queue <> all ($6::text[])
+     and (rescanned_at <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
+          or left_kinds operator(pg_catalog.&&) $3::text[]
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = case when q.queue = any ($6::text[]) then left_kinds
-                         else (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[])) end
+       left_kinds = (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[]))
   from free where q.queue = any (array[free.queue]) returning q.queue;
 
 -- session.go: listenForAll

@@ -742,8 +742,8 @@ func traced(t *testing.T, db *queuetest.DB) (*queuetest.DB, *trapTracer) {
 // oneHandler is a worker that is full with one job, and looks often.
 var oneHandler = onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}, PollInterval: 10 * time.Millisecond}
 
-// What a rescan finds starts in the worker that does it. Workers without a free handler leave the turn to one that has one
-// (TestRescanTurn). Where there is none they rescan too, and who is free again starts what they have found.
+// What a rescan finds starts in the worker that does it. Workers without a free handler leave the turn to one that has one.
+// Where there is none, who is free again rescans.
 func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -776,14 +776,14 @@ func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	last := add(t, db, onceq.Job{}) // the worker's position is now far past the expired jobs
 	require.Equal(t, last, receive(t, ran))
 
+	wasFull := fulls.asked.Load()
 	eventually(t, "a turn of the one that is free", func() bool { return frees.turns.Load() > 0 })
 	db.ExpireLease(expired[0])
 	require.Equal(t, expired[0], receive(t, ran))
 	require.NoError(t, w.stop())
 
-	wasFull := fulls.turns.Load()
 	db.ExpireLease(expired[1])
-	eventually(t, "turns of those that are not free", func() bool { return fulls.turns.Load() >= wasFull+2 })
+	require.Equal(t, wasFull, fulls.asked.Load(), "those that are not free do not ask")
 	end <- true
 	require.Equal(t, expired[1], receive(t, started))
 	close(end)
@@ -791,71 +791,6 @@ func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	for _, w := range workers {
 		require.NoError(t, w.stop())
 	}
-}
-
-// askHook is called before each question for a turn. full says that the worker has no free handler.
-type askHook struct{ ask func(full bool) }
-
-func (h askHook) see(sql string, args []any) {
-	if strings.Contains(sql, ".queues q set rescanned_at") {
-		h.ask(len(args[3].([]string)) > 0)
-	}
-}
-
-func (h askHook) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
-	h.see(d.SQL, d.Args)
-	return ctx
-}
-
-func (h askHook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
-	for _, q := range d.Batch.QueuedQueries {
-		h.see(q.SQL, q.Arguments)
-	}
-	return ctx
-}
-
-func (askHook) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-func (askHook) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (askHook) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-// Word of a kind is for a worker with a free handler, at first. If none comes, one without takes it: it starts the job when its next
-// handler is free, and among many jobs none ever is when somebody looks.
-func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	sqlRun(t, db, `insert into onceq.queues (queue, rescanned_at) values ('default', statement_timestamp())`)
-	left := func() []string { return sqlOne[[]string](t, db, `select left_kinds from onceq.queues`) }
-	var asked atomic.Int64 // while it is full
-	cfg := db.Pool.Config()
-	cfg.ConnConfig.Tracer = askHook{func(full bool) {
-		now := sqlOne[time.Time](t, db, `select clock_timestamp()`)
-		sqlRun(t, db, `update onceq.queues set rescanned_at = $1::timestamptz + interval '900 milliseconds'`, now) // it is always others' turn
-		switch {
-		case !full:
-		case asked.Add(1) == 1:
-			sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
-		case asked.Load() <= 3:
-			assert.Equal(t, []string{"k", "rare"}, left())
-		}
-	}}
-	own := *db
-	own.Pool = must[*pgxpool.Pool](t)(pgxpool.NewWithConfig(context.Background(), cfg))
-	t.Cleanup(own.Pool.Close)
-	started, end := make(chan int64, 10), make(chan bool)
-	w := start(t, &own, oneHandler, handle(func(ctx context.Context, l *onceq.Lease) error {
-		started <- l.ID
-		select {
-		case <-end:
-		case <-ctx.Done():
-		}
-		return nil
-	}))
-	add(t, db, onceq.Job{Kind: "nobody's"}) // while nothing is due, nobody looks behind
-	require.Equal(t, add(t, db, onceq.Job{}), receive(t, started))
-	until(t, db, `exists (select from onceq.queues where left_kinds = '{rare}')`)
-	require.Greater(t, asked.Load(), int64(2))
-	close(end)
-	require.NoError(t, w.stop())
 }
 
 func TestRescan_SaysWhichKindsItLeaves(t *testing.T) {
