@@ -37,18 +37,18 @@ type outbox struct {
 	patience, try time.Duration
 	whole, half   way // how a batch is written, and a part of one in which a row is locked
 	writing       *sync.WaitGroup
-	reported      time.Time // when tryLocked, which alone uses this, last reported what is locked
 
-	mu      sync.Mutex // guards what follows; ready and room wait with it
-	ready   sync.Cond  // something to write, or closed
-	room    sync.Cond  // fewer than maxPending
-	pending []outcome
-	locked  []outcome // their rows are locked
-	trying  bool      // these are tried, now or later
-	refused error     // what a try of them met
-	closed  bool
-	drains  bool // a Drain waits for what is locked no longer than a lease
-	ending  int  // writers that start a next job, which may add its outcome
+	mu       sync.Mutex // guards what follows; ready and room wait with it
+	ready    sync.Cond  // something to write, or closed
+	room     sync.Cond  // fewer than maxPending
+	pending  []outcome
+	locked   []outcome // their rows are locked
+	trying   bool      // these are tried, now or later
+	refused  error     // what a try of them met
+	reported time.Time // when that was last reported
+	closed   bool
+	drains   bool // a Drain waits for what is locked no longer than a lease
+	ending   int  // writers that start a next job, which may add its outcome
 }
 
 // A row that a person or another program has locked, perhaps for hours, may hold up the outcome of its own job and no other.
@@ -148,14 +148,17 @@ func (o *outbox) tryLocked() {
 	o.mu.Lock()
 	o.trying = false
 	left, refused := len(o.locked), o.refused
+	report := left > 0 && time.Since(o.reported) > lockedEvery
+	if report {
+		o.reported = time.Now()
+	}
 	o.tryLater()
 	o.mu.Unlock()
 	o.room.Broadcast()
 	switch {
 	case left == 0:
 		o.q.works(o, workFinish, "") // not the writers' trouble, which ends with what they write
-	case time.Since(o.reported) > lockedEvery:
-		o.reported = time.Now()
+	case report:
 		o.q.fails(o, workFinish, "", refused, slog.Int("jobs", left))
 	}
 }
