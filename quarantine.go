@@ -222,7 +222,7 @@ func (t *quarantineTurn) narrow() {
 // jobs, so that neither sort waits for all of the other. After a failure the claim of other jobs shows when it is over, so that nobody
 // waits for the turn while the database of another schema does not answer.
 func (c *claimer) quarantineDue(f *feed) bool {
-	if len(f.quarantine.ids) == 0 || f.quarantine.othersTurn || c.fails > 0 || int(f.slots.quarantined.Load()) >= f.mayQuarantine() {
+	if len(f.quarantine.ids) == 0 || c.claimsLost || f.quarantine.othersTurn || c.fails > 0 || int(f.slots.quarantined.Load()) >= f.mayQuarantine() {
 		return false
 	}
 	_, beside := f.quarantine.next()
