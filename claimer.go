@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -14,7 +15,7 @@ import (
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
 // that goroutine uses the fields, except those that say otherwise.
 //
-// The statements of loop are sent by short-lived goroutines, at most one for each of six purposes, so that none waits for
+// Claims, looks and upkeep are sent by short-lived goroutines, at most one for each of six purposes, so that none waits for
 // another: claims of a queue with a backlog, one queue at a time and the queues in turns; the same for queues in which others
 // claim too, and a claim waits for its turn (turn.go); claims of all other queues, of several in one statement; claims of jobs in
 // quarantine, one at a time; looks; and upkeep: rescans, announcements. What an answer means is decided by the claimer's goroutine
@@ -44,7 +45,10 @@ type claimer struct {
 	claimsBacklog, claimsInTurn, claims, claimsLost, looking, keeps bool        // a statement for this purpose is under way
 	answers                                                         chan func() // what to do with their answers
 
+	left int // jobs that may still be claimed
+
 	fails     int       // claims in a row that failed
+	failed    error     // the latest failure
 	notBefore time.Time // no claim before this time, because the latest of these failed
 
 	looks        looks
@@ -64,7 +68,7 @@ type claimer struct {
 
 func newClaimer(w *Worker, id int64, db quick, exec *executor) *claimer {
 	c := &claimer{
-		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, byName: make(map[string]*feed), answers: make(chan func(), 6),
+		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, left: math.MaxInt, byName: make(map[string]*feed), answers: make(chan func(), 6),
 		wake: make(chan struct{}, 1), heard: make(map[string]bool),
 	}
 	for name, cfg := range w.queues {
@@ -132,9 +136,16 @@ func (c *claimer) loop(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+	c.answered()
+}
+
+// answered waits until no statement is under way, and reports whether any was.
+func (c *claimer) answered() (some bool) {
 	for c.claimsBacklog || c.claimsInTurn || c.claims || c.claimsLost || c.looking || c.keeps {
 		(<-c.answers)()
+		some = true
 	}
+	return some
 }
 
 // send runs a statement in a goroutine of its own, and afterwards, in the claimer's goroutine, what it returns. The purpose
@@ -343,6 +354,9 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 		err := c.sendClaims(ctx, kinds, asks)
 		ended := time.Now()
 		return func() {
+			for _, ask := range asks {
+				c.left += ask.limit - len(ask.leases)
+			}
 			if fresh != nil {
 				c.wentAlong(fresh, ended, err)
 			}
@@ -367,9 +381,10 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 	f.quarantine.othersTurn = false
 	from, how := f.cursor.begin(now)
 	ask := &claim{
-		queue: f.queue, limit: min(n, max(1, maxPrefetch/several)), from: from, alone: several == 1,
+		queue: f.queue, limit: min(n, max(1, maxPrefetch/several), c.left), from: from, alone: several == 1,
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
 	}
+	c.left -= ask.limit
 	if others := now.Before(f.othersUntil); f.backlog && !now.Before(f.turnsFrom) && c.db.own.hasTurns(others) && c.q.citus.Load() != citusYes {
 		ask.turn = newTurn(c.q.schema, f.queue, c.kinds)
 		ask.turn.others = others
@@ -420,6 +435,7 @@ func (c *claimer) claimFailed(feeds []*feed, err error) {
 	if len(feeds) == 1 {
 		name = feeds[0].queue
 	}
+	c.failed = err
 	c.fails++
 	wait := min(5*time.Second, 50*time.Millisecond<<min(c.fails, 10))
 	c.notBefore, c.shaken = time.Now().Add(wait/2+rand.N(wait)), true

@@ -4,205 +4,79 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// While handlers run, Drain asks again for what they enqueue: soon at first, and more and more rarely while nothing changes. Then it
-// looks among all due jobs for those that have lost a lease so rarely, or more rarely if that takes long: there may be very many.
+// While handlers run, Drain asks again for what they enqueue: soon at first, and more and more rarely while nothing changes.
 const (
 	drainRest    = 2 * time.Millisecond
 	drainLongest = 100 * time.Millisecond
-	drainLook    = time.Second
 )
 
-// drain claims and hands out until limit jobs were claimed, or until nothing is due in any queue and nothing runs: a job of
-// one queue may enqueue for another. When it finds nothing it lets jobs into their lanes. Its claims begin at the beginning
-// of the queues, and it sends one statement at a time. cutShort says that ctx ended with work left.
-func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort bool, err error) {
-	quiet := false // there was nothing to claim, and then no call
-	began, rest := time.Now(), drainRest
-	for limit > 0 {
-		idle := c.exec.tasks.holdsNone()
-		if idle { // this may be the last turn
-			for _, f := range c.feeds {
-				f.scanAt = time.Time{}
-			}
+// drain claims, as loop does, until all jobs in left were claimed, or until nothing is due in any queue and nothing runs: a job of one
+// queue may enqueue for another. Each turn begins at the beginning of the queues. After one that found nothing, the next one first lets
+// jobs into their lanes. It claims after that, because what another promoter has let in is due then. cutShort says that ctx ended with
+// work left.
+func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err error) {
+	err = c.fillQuarantine(ctx, rescanRows)
+	for rest, looks := drainRest, false; c.left > 0 && ctx.Err() == nil; {
+		idle, left, more := c.exec.tasks.holdsNone(), c.left, true
+		if err == nil && looks {
+			more, err = p.drain(ctx, idle)
 		}
-		found, more, err := c.drainOnce(ctx, limit)
-		limit -= found
-		var lanes promoted
-		if err == nil && found == 0 {
-			// What is locked by a job of this drain that still runs comes at the next look, and not after the drain has ended.
-			if p.again = 0; idle {
-				p.again = promoteAgain
-			}
-			if lanes, err = p.promote(ctx); lanes.busy {
-				p.anew.Store(true) // the other promoter may leave some of these calls, also old ones
-			}
-			if lanes.calls > 0 || lanes.busy {
-				p.seen.Store(true)
-			}
+		if err == nil {
+			err = c.claimAll(ctx)
+		}
+		last := err == nil && idle && !more && c.left == left
+		if last {
+			err = c.fillQuarantine(ctx, math.MaxInt32)
 		}
 		switch {
-		case errors.Is(err, errSilent) && ctx.Err() == nil: // there are new connections
-			quiet = false
-			continue
-		case err != nil && ctx.Err() == nil:
+		case err != nil && ctx.Err() == nil && !errors.Is(err, errSilent): // otherwise there are new connections
 			return false, err
-		case ctx.Err() != nil:
-			return limit > 0, nil
-		case found > 0 || lanes.jobs > 0:
-			quiet, rest = false, drainRest
-			continue
-		case !idle || more || lanes.calls > 0 || lanes.more || lanes.busy:
-			quiet = false
-		case quiet || !p.laned && !p.seen.Load() && time.Since(began) < promoteMargin:
+		case last && err == nil && !slices.ContainsFunc(c.feeds, func(f *feed) bool { return f.due || len(f.quarantine.ids) > 0 }):
 			return false, nil
-		default:
-			// Another promoter may have answered calls between the claim and the look, and its jobs are due now. The last look is for
-			// all calls, because a handler may have committed some late, and for the ends of jobs that nobody tells.
-			p.anew.Store(true)
-			quiet = true
+		case idle && !looks && c.left == left:
+			looks = true
 			continue
-		}
-		timer := time.NewTimer(rest)
-		select {
-		case <-timer.C:
-			rest = min(2*rest, drainLongest)
-		case <-c.wake:
+		case c.left < left:
 			rest = drainRest
-		case <-ctx.Done():
 		}
-		timer.Stop()
+		err, looks = nil, c.left == left
+		sleep(ctx, rest, c.wake)
+		rest = min(2*rest, drainLongest)
 	}
-	return false, nil
+	return c.left > 0, nil
 }
 
-// drainOnce goes once over all feeds that have room. It returns how many jobs it claimed, and whether there may be more: it
-// could not ask some feed, or some feed has jobs in quarantine.
-func (c *claimer) drainOnce(ctx context.Context, limit int) (found int, more bool, err error) {
-	p, err := c.q.pausedNow(ctx, c.db, pausesOld)
-	if err != nil {
-		return 0, true, err
+// drain lets jobs into their lanes, and reports whether there may be more to do. The last look, while nothing runs, is for all calls,
+// because a handler may have committed some late, and for the ends of jobs that nobody tells. What is locked by a job of this drain
+// that still runs comes at the next look, and not after the drain has ended.
+func (p *promoter) drain(ctx context.Context, idle bool) (more bool, err error) {
+	if p.again = 0; idle {
+		p.again = promoteAgain
+		p.anew.Store(true)
 	}
-	c.obey(p)
-	var several []*feed
-	var wants []want
-	sum := 0
-	flush := func() error {
-		feeds, ws := several, wants
-		several, wants, sum = nil, nil, 0
-		n, err := c.drainSome(ctx, feeds, ws)
-		found += n
-		for _, f := range feeds {
-			more = more || len(f.quarantine.ids) > 0
-		}
-		return err
-	}
+	did, err := p.promote(ctx)
+	return did.calls > 0 || did.more || did.busy, err
+}
+
+// claimAll claims from all feeds, from the beginning, until they have come to their end or there is no room.
+func (c *claimer) claimAll(ctx context.Context) error {
 	for _, f := range c.feeds {
-		if ctx.Err() != nil || found == limit {
+		f.cursor.restart()
+		c.isDue(f)
+	}
+	for c.failed = nil; c.failed == nil && c.left > 0 && ctx.Err() == nil; {
+		c.obey(c.q.pauses.known.Load())
+		if c.startClaims(ctx, time.Now()); !c.answered() {
 			break
 		}
-		if found+sum == limit || len(several) == together {
-			if err := flush(); err != nil {
-				return found, true, err
-			}
-		}
-		if f.paused {
-			continue
-		}
-		w := c.wantNow(f)
-		if !w.now && len(several) > 0 { // what these reserved may be all connections
-			if err := flush(); err != nil {
-				return found, true, err
-			}
-			if found == limit {
-				break
-			}
-			w = c.wantNow(f)
-		}
-		if w.now && w.one {
-			n, err := c.drainQuarantined(ctx, f)
-			if found += n; err != nil {
-				return found, true, err
-			}
-			more = true
-			continue
-		}
-		if w.n = min(w.n, limit-found-sum); w.now && w.n > 0 {
-			several, wants, sum = append(several, f), append(wants, w), sum+w.n
-		} else {
-			c.unreserve(f)
-			more = true
-		}
 	}
-	if err := flush(); err != nil {
-		return found, true, err
-	}
-	return found, more, nil
-}
-
-// drainSome claims from feeds. First it looks among the first of their jobs for those that have lost a lease or, if it
-// found nothing to claim, among all of those feeds for which it is time.
-func (c *claimer) drainSome(ctx context.Context, feeds []*feed, wants []want) (found int, err error) {
-	if len(feeds) == 0 {
-		return 0, nil
-	}
-	if err := c.fillQuarantine(ctx, feeds, rescanRows); err != nil {
-		for _, f := range feeds {
-			c.unreserve(f)
-		}
-		return 0, err
-	}
-	asks := make([]*claim, len(feeds))
-	began := time.Now()
-	for i, f := range feeds {
-		f.cursor.restart()
-		asks[i], _ = c.ask(f, wants[i].n, len(feeds), began)
-	}
-	if err = c.sendClaims(ctx, c.kinds, asks); !c.claimed(feeds, err) {
-		return 0, err
-	}
-	ended := time.Now()
-	for i, f := range feeds {
-		f.busy = false
-		f.claimedAt = ended
-		f.cursor.claimed(asks[i], lookWhole, began, ended, 0)
-		if n := len(asks[i].leases); n > 0 {
-			f.pace.claimed(asks[i].leases)
-			c.exec.accept(f.slots, asks[i].leases, asks[i].began)
-			found += n
-		}
-		c.unreserve(f)
-	}
-	if found > 0 {
-		return found, nil
-	}
-	var due []*feed
-	for _, f := range feeds {
-		if !ended.Before(f.scanAt) {
-			due = append(due, f)
-		}
-	}
-	err = c.fillQuarantine(ctx, due, math.MaxInt32)
-	now := time.Now()
-	for _, f := range due {
-		f.scanAt = now.Add(max(drainLook, lookSomeRest*now.Sub(ended)))
-	}
-	return 0, err
-}
-
-// drainQuarantined claims a job in quarantine.
-func (c *claimer) drainQuarantined(ctx context.Context, f *feed) (int, error) {
-	q := c.askQuarantined(f)
-	if q == nil {
-		return 0, nil
-	}
-	err := q.send(ctx)
-	c.startQuarantined(q, err)
-	return len(q.ask.leases), err
+	return c.failed
 }
 
 // findLost looks for jobs that have lost a lease, among the first $3 due jobs of each priority of each queue, and for kinds
@@ -223,19 +97,10 @@ select q.n, j.ids, j.lost, j.unknown
         where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))) j
  where j.ids is not null or j.unknown is not null`
 
-// fillQuarantine is the rescan of Drain, for feeds that have no job in quarantine. It looks among the first jobs of each
-// priority. As the rescan does, it warns of kinds without a handler.
-func (c *claimer) fillQuarantine(ctx context.Context, feeds []*feed, among int) error {
-	var empty []*feed
-	for _, f := range feeds {
-		if len(f.quarantine.ids) == 0 {
-			empty = append(empty, f)
-		}
-	}
-	if len(empty) == 0 {
-		return nil
-	}
-	return c.q.send(ctx, c.db, hot, findLost, []any{names(empty), c.kinds, among}, each(func(rows pgx.Rows) error {
+// fillQuarantine is the rescan of Drain, among the first jobs of each priority, while nothing runs here: for the lease of a job of this
+// drain may seem to be lost. As the rescan does, it warns of kinds without a handler.
+func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
+	return c.q.send(ctx, c.db, hot, findLost, []any{names(c.feeds), c.kinds, among}, each(func(rows pgx.Rows) error {
 		var n int
 		var ids []int64
 		var lost []int32
@@ -243,7 +108,10 @@ func (c *claimer) fillQuarantine(ctx context.Context, feeds []*feed, among int) 
 		if err := rows.Scan(&n, &ids, &lost, &unknown); err != nil {
 			return err
 		}
-		f := empty[n-1]
+		f := c.feeds[n-1]
+		if f.paused {
+			return nil
+		}
 		c.warnOf(f, unknown)
 		seen := make([]lostJob, len(ids))
 		for i, id := range ids {

@@ -40,7 +40,6 @@ type feed struct {
 	vain        int           // so many in a row
 	next        time.Time     // when its first delayed job is due; zero if that is after the next look
 	lookAt      time.Time     // when to look at it, apart from the looks at all; zero for never
-	scanAt      time.Time     // when Drain looks among all of its due jobs again although a handler runs
 	announced   time.Time     // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
 	heard       int           // how many notifications have come
 	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run

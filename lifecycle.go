@@ -131,8 +131,9 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 func (r *run) start(ctx context.Context, limit int) {
 	r.drains = limit >= 0
 	if r.drains {
-		r.tasks.emptied, r.promoter.sees = r.claimer.rouse, true
-		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, limit, r.promoter) })
+		r.tasks.emptied, r.promoter.sees, r.claimer.left = r.claimer.rouse, true, limit
+		r.exec.careful = true // what completions lease would not count
+		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, r.promoter) })
 	} else {
 		r.exec.limits.first = r.presence.rouse
 		r.claiming.Go(func() { r.claimer.loop(ctx) })

@@ -262,13 +262,14 @@ func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
 	in.othersTurn = true
 	in.without(c.exec.tasks.held())
 	few, beside := in.next()
-	if len(few) == 0 || !c.q.quarantine.take(beside && c.w.besides) {
+	if len(few) == 0 || c.left == 0 || !c.q.quarantine.take(beside && c.w.besides) {
 		c.unreserve(f)
 		c.isDue(f)
 		return nil
 	}
 	f.busy, f.due, f.again = true, false, time.Time{}
 	f.moves++
+	c.left--
 	return &quarantineClaim{c: c, f: f, kinds: c.kinds, few: few, ask: claim{queue: f.queue, limit: 1}}
 }
 
@@ -286,6 +287,7 @@ func (q *quarantineClaim) send(ctx context.Context) error {
 // startQuarantined starts what was claimed.
 func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	f, in := q.f, &q.f.quarantine
+	c.left += 1 - len(q.ask.leases)
 	if err != nil || len(q.ask.leases) == 0 {
 		c.q.quarantine.passed()
 	}

@@ -1536,6 +1536,34 @@ func TestPool_AWorkerLeasesWhatItsConnectionsCanRun(t *testing.T) {
 	require.Equal(t, 24, first.count(onceq.EventCompleted)+other.count(onceq.EventCompleted))
 }
 
+// Jobs that have lost a lease, or whose lease has expired, count as others do, and nothing is left in the end. Two queues share the limit.
+func TestDrain_CountsJobsThatHaveLostALease(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	other := onceq.Kind[int]{Name: "other", Queue: "other"}
+	var ran atomic.Int64
+	drain := func(limit int) int64 {
+		before := ran.Load()
+		w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{},
+			handle(func(context.Context, *onceq.Lease) error { ran.Add(1); return nil }),
+			other.HandleBatch(3, func(_ context.Context, _ pgx.Tx, jobs []onceq.Item[int]) error { ran.Add(int64(len(jobs))); return nil }))
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(t.Context(), limit))
+		return ran.Load() - before
+	}
+	addMany(t, db, 12, onceq.Job{})
+	addMany(t, db, 12, other.Job(1))
+	for _, lost := range []string{`lost = 1, claims = 1 where id % 4 = 0`, `leased_until = now() - interval '1 second', holder = 1, claims = 1 where id % 4 = 1`} {
+		_, err := owner(t, db).Exec(t.Context(), `update onceq.jobs set `+lost)
+		require.NoError(t, err)
+	}
+	for range 3 {
+		require.EqualValues(t, 5, drain(5))
+	}
+	require.EqualValues(t, 9, drain(0))
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
+}
+
 func TestDrain_SaysThatItsContextEndedWithWorkLeft(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
