@@ -120,7 +120,8 @@ const (
 	// overlap is how far before the position claims look back.
 	overlap = 5 * time.Second
 
-	// briefly is how far a claim looks back that may not look back further yet. That may go on for so long.
+	// briefly is how far a claim, or a look for calls or for new jobs, goes back that may not go back further yet: most jobs and calls
+	// are committed soon. Claims and looks for calls may do that for briefLongest.
 	briefly      = 250 * time.Millisecond
 	briefLongest = time.Second
 

@@ -141,10 +141,9 @@ func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
 }
 
 const (
-	lookNewBack  = 20 * time.Millisecond
-	lookWideBack = 250 * time.Millisecond
-	lookWide     = 50 * time.Millisecond // between two wide ones
-	lookNewRest  = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
+	lookNewBack = 20 * time.Millisecond
+	lookWide    = 50 * time.Millisecond // between two wide ones
+	lookNewRest = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
 )
 
 const (
@@ -389,7 +388,7 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
 	n.near.saw(l.last, l.began, ended, lookNewBack)
-	n.wide.saw(l.last, l.began, ended, lookWideBack)
+	n.wide.saw(l.last, l.began, ended, briefly)
 	found := 0
 	n.rests = min(n.rests+1, livelyRest)
 	for _, queue := range l.queues {

@@ -14,22 +14,19 @@ import (
 )
 
 const (
-	promoteChunk   = 200                    // calls of one slot that one statement takes
-	promoteMargin  = 10 * time.Second       // calls may become visible that much later than they were due
-	promoteBrief   = 250 * time.Millisecond // the same for a look that may not go back further yet. Most calls are visible soon
-	promoteBack    = 10                     // rest between two looks that go back by promoteMargin, while calls come all the time: so many times as long as it took, and
-	promoteBackMax = time.Second            // no longer
-	promoteRescan  = 2 * time.Second        // how often all calls are looked for, also those that come later still
-	promoteLate    = 30 * time.Second       // the same where such a look takes long
-	promoteRest    = 20 * time.Millisecond  // longest pause while there was work a moment ago
-	promoteBusy    = 20 * time.Millisecond  // shortest pause while the worker does not wait, so that Enqueue does not wake it, and
-	promoteShare   = 50                     // so many times as long as asking for calls takes
-	promoteFull    = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
-	promoteOld     = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
-	promoteOldMax  = 500 * time.Millisecond // no longer
-	promoteIdle    = time.Minute            // how often a worker looks none of whose kinds has lanes
-	promoteMet     = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
-	promoteAgain   = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
+	promoteChunk  = 200                    // calls of one slot that one statement takes
+	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
+	promoteBack   = 10                     // rest between two looks that go back by promoteMargin, while calls come all the time: so many times as long as it took, up to briefLongest
+	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
+	promoteLate   = 30 * time.Second       // the same where such a look takes long
+	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago; the shortest while the worker does not wait, so that Enqueue does not wake it, and
+	promoteShare  = 50                     // so many times as long as asking for calls takes
+	promoteFull   = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
+	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
+	promoteOldMax = 500 * time.Millisecond // no longer
+	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
+	promoteMet    = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
+	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
 
 	sqlPromoteSoon = `20000`   // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
 	sqlPromoteFull = `2000000` // the longest until that, if nobody claims the jobs
@@ -278,7 +275,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 	latest := time.Now()
 	next := latest.Add(did.next)
 	for {
-		wait := min(time.Second, max(promoteBusy, promoteShare*min(p.asked[0], p.asked[1])))
+		wait := min(time.Second, max(promoteRest, promoteShare*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
 			wait = min(wait, time.Until(next)+time.Millisecond)
@@ -305,7 +302,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		case began.Sub(latest) < p.full:
 			continue
 		}
-		p.returned, latest, p.full = returned, began, min(max(promoteBusy, 2*p.full), promoteFull)
+		p.returned, latest, p.full = returned, began, min(max(promoteRest, 2*p.full), promoteFull)
 		var due bool
 		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
@@ -490,7 +487,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	case full:
 		from = time.Time{}
 	case brief:
-		from = p.looked.Add(-promoteBrief)
+		from = p.looked.Add(-briefly)
 	case !old:
 		from = p.wide.Add(-promoteMargin)
 	}
@@ -538,10 +535,10 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	return did, nil
 }
 
-// isBrief reports whether a look for calls of late that begins now goes back by promoteBrief alone. One that found no calls is followed
+// isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
 // by one that goes back by promoteMargin.
 func (p *promoter) isBrief(began time.Time) bool {
-	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, promoteBackMax)
+	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, briefLongest)
 }
 
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.
