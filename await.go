@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -390,48 +389,4 @@ func (l *Lease) timeOut(ctx context.Context, w waitFor) (decided bool, err error
 		err = l.lostError(w.String())
 	}
 	return decided, err
-}
-
-// retryAwaiting, retryAwaitingLaned and retryAwaitingLimited give jobs back that wait: the database says for how long. The
-// row of job_awaits is locked first, and stays locked until the job is given back, so that Emit, which writes that row
-// before it looks for the job, finds it. If Emit has the row, the job comes again in a moment. A worker that has lost its
-// lease must not undo what a later one has noted, hence greatest.
-var (
-	retryAwaiting        = awaiting(retryJobs, "$10", "$11")
-	retryAwaitingLaned   = awaiting(retryLaned, "$11", "$12")
-	retryAwaitingLimited = awaiting(retryLimited, "$11", "$12")
-)
-
-func awaiting(statement, scopes, keys string) string {
-	return strings.NewReplacer(`
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
-      as u(id, claims, holder, error, spent, reset, delay, most)
-),`, `
-  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
-         case w.state when `+sqlOpen+` then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1e6)::bigint)
-              else case when w.job_id is null then a.delay else 0 end end as delay
-    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], `+scopes+`::text[], `+keys+`::text[])
-      as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
-    left join lateral (
-         select job_id, state, until from onceq.job_awaits
-          where job_id = a.id and scope = a.scope and key = a.key
-            for update skip locked) w on true
-),
-noted as (
-  update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
-    from u
-   where u.free and a.job_id = any (array[u.id]) and a.scope = u.scope and a.key = u.key
-),`).Replace(statement)
-}
-
-// awaitingArgs adds what the jobs wait for, and sets how long a job is given back for if Emit has that row.
-func awaitingArgs(args func([]outcome, bool) []any) func([]outcome, bool) []any {
-	return func(outcomes []outcome, raise bool) []any {
-		scopes, keys := make([]string, len(outcomes)), make([]string, len(outcomes))
-		for i, o := range outcomes {
-			scopes[i], keys[i] = o.wait.scope, o.wait.key
-			outcomes[i].delay = emitPause
-		}
-		return append(args(outcomes, raise), scopes, keys)
-	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,69 +15,9 @@ import (
 // CancelledKeep is how long a cancelled job stays in the history at least. From there it can be redriven.
 const CancelledKeep = 24 * time.Hour
 
-// cancelJobs takes out jobs that nobody holds, and returns what their events need. A locked row counts as held: it does not
-// wait for a handler's transaction. With $3 it takes only those that somebody asked to cancel before. $4 is 1 if the keys stay
-// taken for their windows in any case: then the fence of a job that no claim had counts one (fenceFree).
-var cancelJobs = cancelFrom(`
-  select id from onceq.jobs
-   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())`, "jobs", `,
-line as materialized (
-  select l.lane, g.id from gone g cross join lateral `+linesIn("g.lane")+`
-),`+leaveLines)
-
-// leaveLines gives back places, and tells the promoters.
-var leaveLines = `
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from line) l
-),
-left_place as (
-  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
-)`
-
-// cancelWaits is the same for jobs that wait for their lane or their limit, or for other jobs: with these goes what a dead one
-// means, so that a Redrive lets them wait for it again.
-var cancelWaits = cancelFrom(`
-  select id from onceq.job_waits
-   where id = any ($1::bigint[])`, "job_waits", `,
-line as materialized (
-  select `+laneIn("path")+` as lane, id from gone where path is not null and lane like '/%' and `+laneIn("path")+` <> ''
-),`+leaveLines)
-
-func cancelFrom(free, table, more string) string {
-	history := withLane(writeHistory)
-	if table == "job_waits" {
-		history = strings.NewReplacer("errors, lane, lane_rule)", "errors, lane, lane_rule, if_dead)",
-			appendError+", lane, lane_rule", appendError+", nullif(coalesce(path, lane), ''), lane_rule, if_dead").Replace(history)
-	}
-	return `
-with free as materialized (` + free + `
-     and (not $3::bool or ` + cancelAsked(table) + `)
-   order by id
-     for update skip locked
-),
-gone as (
-  delete from onceq.` + table + ` j using free where j.id = any (array[free.id])
-  returning j.*, ` + sqlJobCancelled + `::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
-),
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCancelled + `, token = ` + tokenOfCancelled("$4") + `, finished_at = statement_timestamp()
-    from gone g
-   where ` + fenceOfGone + `
-),
-` + history + `,
-request as (
-  delete from onceq.job_cancels x using gone g where x.job_id = g.id
-)` + more + `
-select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')),
-       ` + wantHistory + `, ` + tellGone(` where `+isMember) + ` from gone`
-}
-
-// tokenOfCancelled is the token of the fence f of the cancelled job g. It counts at least so many claims as the parameter says.
-func tokenOfCancelled(least string) string {
-	return `greatest(f.token, g.id << ` + sqlTokenBits + ` | greatest(g.claims, ` + least + `::int)::bigint)`
-}
+// cancelJobs is the function cancel of the schema, whose comment says what it does.
+const cancelJobs = `
+select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c`
 
 // cancelAsked says of a live job that somebody asked to cancel it, and that it has not been redriven since. A note that is
 // older than its job was for another job, which had the same id before the sequence was set back.
@@ -161,20 +100,13 @@ func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64, note
 	if noted || keep {
 		least = 1
 	}
-	// A job that waits for its lane may become live in between, so those are tried first.
-	for _, statement := range []string{cancelWaits, cancelJobs} {
-		var done []int64
-		var queues, kinds, scopes, keys []string
-		err = q.send(ctx, db, by, statement, []any{ids, CancelledKeep.Milliseconds(), noted, least}, row(&done, &queues, &kinds, &scopes, &keys, nil, nil))
-		if err != nil {
-			return nil, fmt.Errorf("onceq: cancel: %w", err)
-		}
-		for i, id := range done {
-			q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
-		}
-		if gone = append(gone, done...); len(gone) == len(ids) {
-			break
-		}
+	var queues, kinds, scopes, keys []string
+	err = q.send(ctx, db, by, cancelJobs, []any{ids, CancelledKeep.Milliseconds(), noted, least}, row(&gone, &queues, &kinds, &scopes, &keys))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: cancel: %w", err)
+	}
+	for i, id := range gone {
+		q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
 	}
 	return gone, nil
 }

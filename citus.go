@@ -1,9 +1,7 @@
 package onceq
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -74,12 +72,6 @@ func apart(statement string) inParts {
 		return insertFenceInParts
 	case takeFence:
 		return takeFenceInParts
-	case completeOneKept:
-		return completeKeptInParts
-	case endJobs:
-		return endInParts
-	case cancelJobs:
-		return cancelInParts
 	case requestCancels:
 		return requestInParts
 	case redriveJobs:
@@ -88,8 +80,6 @@ func apart(statement string) inParts {
 		return emitInParts
 	case beginAwait:
 		return beginAwaitInParts
-	case retryAwaitingLaned, retryAwaitingLimited:
-		return awaitLinedInParts
 	}
 	if lined := linesApart(statement); lined != nil {
 		return lined
@@ -103,6 +93,8 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 	switch statement {
 	case completeFence, releaseFence:
 		return withClock(statement), args, nil
+	case finishJobs, giveBackJobs, cancelJobs, tellMembers:
+		return onNode(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
 	case moveWaits:
@@ -113,9 +105,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement = countsApart
 	case discardJobs:
 		statement = discardApart
-	case retryAwaiting:
-		statement = awaitingApart
-	case rescanTurn, writePresence, writePause, replaceJobs, replaceApart, retryJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
+	case rescanTurn, writePresence, writePause, replaceJobs, replaceApart, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
 	}
@@ -124,22 +114,17 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return "", nil, err
 	}
 	args = append(slices.Clone(args), now)
-	if statement == retryJobs || statement == awaitingApart {
-		errs := slices.Clone(args[3].([]string))
-		for i, text := range errs {
-			if text != "" {
-				raw, err := json.Marshal(text)
-				if err != nil {
-					return "", nil, err
-				}
-				errs[i] = fmt.Sprintf(`"at": %q, "error": %s`, now.Format(time.RFC3339Nano), raw)
-			}
-		}
-		args[3] = errs
-		statement = strings.Replace(statement, `pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error)`,
-			`('{"attempt": ' || (attempts + 1)::text || ', ' || error || '}')::jsonb`, 1)
-	}
 	return strings.ReplaceAll(immutable(statement), "statement_timestamp()", fmt.Sprintf("$%d::timestamptz", len(args))), args, nil
+}
+
+// onNode gives what Citus takes whole in place of a statement that calls a function of the schema: a query on a table there goes to its
+// node, in a transaction of several statements, too. A call alone would run on the coordinator, and each of its steps would be a hop.
+func onNode(statement string) string {
+	switch statement {
+	case finishJobs, giveBackJobs, cancelJobs, tellMembers:
+		return statement + ", onceq.meta"
+	}
+	return statement
 }
 
 // moveApart is moveJobs without a notification.
@@ -549,242 +534,6 @@ func takeFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		}
 	}
 	return p.send(takeFenceDrawn, append(slices.Clone(args), ids[0]), read)
-}
-
-// A job that is kept is completed in three parts, none of which needs an answer: in a handler's transaction, or in the
-// caller's batch, they are sent one behind the other. The first one checks the guard and leaves the time in the job's row, for
-// the second one to read.
-const (
-	stampApart = `
-with stamped as (
-  update onceq.jobs set leased_until = statement_timestamp() where ` + heldByOne + `
-  returning id
-)
-select case when not exists (select from stamped) then onceq.lease_lost($1::bigint) end`
-
-	keepApart = `
-insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
-select id, run_at, created_at, leased_until,
-       case when $5::bigint > 0 then pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', leased_until) + $5::bigint::float8 * interval '1 millisecond') end,
-       claims, lost, attempts, max_attempts, priority, ` + sqlJobCompleted + `::smallint, queue, kind, scope, key,
-       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors, lane, lane_rule
-  from onceq.jobs where ` + heldByOne + olderRecord
-)
-
-// keptParts are the parts of completeOneKept, with its arguments, before completeOne.
-func keptParts(args []any) []part {
-	id, claims, holder, result, keep := args[0], args[1], args[2], args[4], args[5]
-	return []part{{stampApart, []any{id, claims, holder}}, {keepApart, []any{id, claims, holder, result, keep}}}
-}
-
-// endTx returns what is sent in place of a statement at the end of a handler's transaction, one behind the other. It asks db, and
-// not the transaction, for the time.
-func (q *Queue) endTx(ctx context.Context, db DB, end part) (parts []part, last part, err error) {
-	args := end.args
-	switch end.statement {
-	case completeOneKept:
-		return keptParts(args), part{completeOne, args[:5]}, nil
-	case endJobs: // all are completed
-		ids, claims, holders, results, keeps := args[0].([]int64), args[1].([]int32), args[2].([]int64), args[4].([]string), args[7].([]int64)
-		for i := range ids {
-			if keeps[i] != 0 {
-				parts = append(parts, keptParts([]any{ids[i], claims[i], holders[i], nil, results[i], keeps[i]})...)
-			}
-		}
-		return parts, part{completeJobs, []any{ids, claims, holders, results, args[8]}}, nil
-	case completeOneLaned, completeOneLimited, endLaned, endLimited, retryLaned, retryLimited, completeOneLimitedTold, endLimitedTold:
-		return q.endLined(ctx, db, end)
-	case completeOneTold, completeOneUnkeyedTold, completeJobsTold, endTold:
-		parts, last = toldTx(end)
-		return parts, last, nil
-	}
-	last.statement, last.args, err = q.onOneNode(ctx, db, end.statement, args)
-	return nil, last, err
-}
-
-type part struct {
-	statement string
-	args      []any
-}
-
-func completeKeptInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	for _, s := range keptParts(args) {
-		if err := p.send(s.statement, s.args, noRows); err != nil {
-			return err
-		}
-	}
-	return p.send(completeOne, args[:5], read)
-}
-
-// historyApart writes the history of jobs that end, and returns their ids.
-const historyApart = `
-insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
-select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
-       j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
-       j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
-       case when u.error = '' then j.errors else
-         case when pg_catalog.jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end, j.lane, j.lane_rule
-  from onceq.jobs j
-  join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
-    as u(id, state, result, error, spent, keep_until) on u.id = j.id
-` + olderRecord
-
-// goneApart is endJobs without the history. Citus breaks a "case x when y".
-var goneApart = strings.NewReplacer("case g.state when ", "case when g.state = ", " when "+sqlJobDead+" then ", " when g.state = "+sqlJobDead+" then ",
-	" when "+sqlJobCancelled+" then ", " when g.state = "+sqlJobCancelled+" then ").Replace(endJobs[:strings.Index(endJobs, "),\nhistory as (")]) + `)
-select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select pg_catalog.array_agg(` + tokenOfRow + `) from gone)`
-
-func endInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	ids, states, results, errs := args[0].([]int64), args[3].([]int16), args[4].([]string), args[5].([]string)
-	spents, keeps := args[6].([]int32), args[7].([]int64)
-	h := history{p: p}
-	var jobs []heldJob
-	var lines leaving
-	var told ends
-	err := p.send(lockHeld, args[:3], p.held(&jobs))
-	for _, j := range jobs {
-		n := j.n
-		lines.end(j.id, j.path, j.rule, State(states[n]))
-		if j.rule&memberBit != 0 {
-			told.add(j.id, states[n], results[n])
-		}
-		if err == nil {
-			err = h.add(ids[n], states[n], results[n], errs[n], spents[n], keeps[n], j.attempts)
-		}
-	}
-	if err == nil {
-		err = h.write()
-	}
-	if err != nil {
-		return err
-	}
-	var done []int64
-	if err := p.send(goneApart, args, row(nil, &done)); err != nil {
-		return err
-	}
-	if err := lines.send(p); err != nil {
-		return err
-	}
-	if err := p.tell(told); err != nil {
-		return err
-	}
-	const answer = `select null, $1::bigint[], null`
-	return p.send(answer, []any{done}, read)
-}
-
-// history is what is written into job_history.
-type history struct {
-	p             *parts
-	statement     string // "" for historyApart
-	ids           []int64
-	states        []int16
-	results, errs []string
-	spents        []int32
-	until         []*time.Time
-}
-
-// add adds a job whose row is locked; keep is in milliseconds.
-func (h *history) add(id int64, state int16, result, err string, spent int32, keep int64, attempts int) error {
-	if keep == 0 {
-		return nil
-	}
-	err, bad := errorNote(h.p.now, attempts, err)
-	if bad != nil {
-		return bad
-	}
-	var until *time.Time
-	if keep > 0 {
-		t := h.p.now.Add(time.Duration(keep) * time.Millisecond)
-		until = &t
-	}
-	h.ids, h.states, h.results = append(h.ids, id), append(h.states, state), append(h.results, result)
-	h.errs, h.spents, h.until = append(h.errs, err), append(h.spents, spent), append(h.until, until)
-	return nil
-}
-
-// errorNote is what is noted of an error of a job that has had so many attempts before; "" for none.
-func errorNote(now time.Time, attempts int, text string) (string, error) {
-	if text == "" {
-		return "", nil
-	}
-	raw, err := json.Marshal(map[string]any{"at": now.Format(time.RFC3339Nano), "attempt": attempts + 1, "error": text})
-	return string(raw), err
-}
-
-// write raises an error if a job cannot be written because of another one that waits for a person.
-func (h *history) write() error {
-	if len(h.ids) == 0 {
-		return nil
-	}
-	written, err := h.p.ids(cmp.Or(h.statement, historyApart), h.p.now, h.ids, h.states, h.results, h.errs, h.spents, h.until)
-	if err != nil || len(written) == len(h.ids) {
-		return err
-	}
-	for i, id := range h.ids {
-		if State(h.states[i]) != StateCompleted && !slices.Contains(written, id) {
-			return h.p.send(`select onceq.id_taken($1::bigint)`, []any{id}, row(nil))
-		}
-	}
-	return nil
-}
-
-// cancelledApart is cancelJobs without the history, for rows that are locked.
-var cancelledApart = `
-with gone as (
-  delete from onceq.jobs where id = any ($1::bigint[])
-  returning id, claims, queue, kind, scope, key
-),
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCancelled + `, token = ` + tokenOfCancelled("$2") + `, finished_at = statement_timestamp()
-    from gone g
-   where ` + fenceOfGone + `
-),
-request as (
-  delete from onceq.job_cancels x using gone g where x.job_id = g.id
-)
-select pg_catalog.array_agg(id), pg_catalog.array_agg(queue), pg_catalog.array_agg(kind), pg_catalog.array_agg(coalesce(scope, '')), pg_catalog.array_agg(coalesce(key, '')), null, null
-  from gone`
-
-func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	const lock = `
-select id, coalesce(lane, ''), coalesce(` + isMember + `, false), statement_timestamp() from onceq.jobs
- where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
-   and (not $2::bool or id in (select job_id from onceq.job_cancels))
- order by id
-   for update skip locked`
-	h := history{p: p}
-	var lines leaving
-	var told ends
-	err := p.send(lock, []any{args[0], args[2]}, each(func(rows pgx.Rows) error {
-		var id int64
-		var path string
-		var member bool
-		if err := rows.Scan(&id, &path, &member, &p.now); err != nil {
-			return err
-		}
-		if member {
-			told.add(id, int16(StateCancelled), "")
-		}
-		lines.add(id, linesOf(path)...)
-		return h.add(id, int16(StateCancelled), "", "", 0, args[1].(int64), 0)
-	}))
-	if err == nil {
-		err = h.write()
-	}
-	if err == nil {
-		err = lines.send(p)
-	}
-	if err == nil {
-		err = p.tell(told)
-	}
-	if err != nil {
-		return err
-	}
-	return p.send(cancelledApart, []any{h.ids, args[3]}, read)
 }
 
 func requestInParts(p *parts, args []any, read func(pgx.Rows) error) error {

@@ -2,7 +2,6 @@ package onceq
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -163,44 +162,4 @@ func beginAwaitInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	}
 	const answer = `select $1::bool, $2::smallint, $3::text`
 	return p.send(answer, []any{holds, state, payload}, read)
-}
-
-// awaitingApart is retryAwaiting without a "case x when y", which Citus breaks.
-var awaitingApart = strings.NewReplacer("case w.state when "+sqlOpen+" then", "case when w.state = "+sqlOpen+" then").Replace(retryAwaiting)
-
-// awaitsApart locks the rows of what jobs are given back for, notes their claims there, and returns the jobs' places and for how long each
-// waits. It leaves out those whose rows Emit has.
-const awaitsApart = `
-with w as materialized (
-  select u.n, u.claims, a.*
-    from unnest($1::bigint[], $2::int[], $3::text[], $4::text[]) with ordinality as u(id, claims, scope, key, n)
-   cross join lateral (
-         select job_id, scope, key, state, until from onceq.job_awaits
-          where job_id = u.id and scope = u.scope and key = u.key
-            for update skip locked) a
-),
-noted as (
-  update onceq.job_awaits a set claims = greatest(a.claims, w.claims)
-    from w
-   where a.job_id = any (array[w.job_id]) and a.scope = w.scope and a.key = w.key
-)
-select n, case when state = ` + sqlOpen + ` then greatest(0, (extract(epoch from until - statement_timestamp()) * 1e6)::bigint) else 0 end from w`
-
-// awaitLinedInParts sends what retryAwaitingLaned and retryAwaitingLimited send.
-func awaitLinedInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	n := len(args)
-	delays := slices.Clone(args[6].([]int64))
-	err := p.send(awaitsApart, []any{args[0], args[1], args[n-2], args[n-1]}, each(func(rows pgx.Rows) error {
-		var n int
-		var left int64
-		err := rows.Scan(&n, &left)
-		delays[n-1] = left
-		return err
-	}))
-	if err != nil {
-		return err
-	}
-	args = slices.Clone(args[:9])
-	args[6] = delays
-	return retryLinedInParts(p, args, read)
 }

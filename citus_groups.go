@@ -21,14 +21,6 @@ func groupsApart(statement string) inParts {
 		return refsInParts
 	case insertMembers:
 		return membersInParts
-	case completeOneTold, completeOneLimitedTold:
-		return completeLinedInParts
-	case completeJobsTold:
-		return completeToldInParts
-	case endTold:
-		return endToldInParts(`select null, $1::bigint[], null, null`)
-	case endLimitedTold:
-		return endToldInParts(`select null, $1::bigint[], null, null, null`)
 	case sayDead:
 		return sayDeadInParts
 	case callLater:
@@ -99,28 +91,6 @@ func membersInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	return p.send(`select $1::bigint`, []any{len(groups)}, read)
 }
 
-// lockToldApart locks those who wait for jobs that come back. tellApart tells how jobs ended, and returns the lines of the groups.
-var (
-	lockToldApart = `
-select pg_catalog.count(w.id)
-  from (select distinct m.group_id from pg_catalog.unnest($1::bigint[]) as u(id) cross join lateral (
-               select group_id from onceq.job_members where job_id + 0 = u.id) m
-         order by m.group_id) g
- cross join lateral (
-       select id from onceq.job_waits where lane = ` + followLine("g.group_id") + ` for no key update) w`
-
-	tellApart = `
-with told as (
-  update onceq.job_members m
-     set state = g.state, told = true, result = case when g.state = ` + sqlJobCompleted + ` then nullif(g.result, '')::jsonb end
-    from unnest($1::bigint[], $2::smallint[], $3::text[]) as g(id, state, result)
-   where m.job_id + 0 = any (array[g.id])
-     and ((m.state = 0) = (g.state <> 0) or g.state = ` + sqlJobCancelled + ` and m.state in (` + sqlJobDead + `, ` + sqlJobHeld + `))
-  returning m.group_id
-)
-select pg_catalog.array_agg(distinct ` + followLine("group_id") + `) from told`
-)
-
 // ends are jobs whose ends are told, or that come back, with state 0.
 type ends struct {
 	ids     []int64
@@ -132,84 +102,15 @@ func (e *ends) add(id int64, state int16, result string) {
 	e.ids, e.states, e.results = append(e.ids, id), append(e.states, state), append(e.results, result)
 }
 
-// tell is the function tell, in a transaction whose time is known.
+// tell calls the function tell.
 func (p *parts) tell(e ends) error {
 	if len(e.ids) == 0 {
 		return nil
 	}
-	if slices.Contains(e.states, 0) {
-		if err := p.send(lockToldApart, []any{e.ids}, row(nil)); err != nil {
-			return err
-		}
-	}
-	var lines []string
-	if err := p.send(tellApart, []any{e.ids, e.states, e.results}, row(&lines)); err != nil {
-		return err
-	}
-	return p.call(p.now, lines...)
+	return p.send(tellMembers, []any{e.ids, e.states, e.results}, noRows)
 }
 
-// Where no part waits for an answer, stampApart leaves the time in the job's row, tellOneApart tells that it has completed, and
-// callGroupsApart calls all groups of which it is a member: those that were told, and a call that lets nobody go on does no harm. It is
-// sent after that, or a group could be told that has come in between, and not called.
-var (
-	tellOneApart = `
-update onceq.job_members set state = ` + sqlJobCompleted + `, told = true, result = nullif($2::text, '')::jsonb
- where job_id + 0 = $1::bigint and state = 0`
-
-	callGroupsApart = `
-insert into onceq.lane_calls (slot, due, lane)
-select ` + laneSlot("lane") + `, due, lane
-  from (select distinct ` + followLine("m.group_id") + ` as lane, j.leased_until as due
-          from onceq.jobs j join onceq.job_members m on m.job_id + 0 = j.id where j.id = $1::bigint) l`
-)
-
-// toldParts are the parts of completeOneTold, with its arguments, before completeOne.
-func toldParts(args []any) []part {
-	before := keptParts(args)
-	if args[5].(int64) == 0 {
-		before = before[:1]
-	}
-	return append(before, part{tellOneApart, []any{args[0], args[4]}}, part{callGroupsApart, args[:1]})
-}
-
-// toldTx are the parts of a statement that completes jobs at the end of a handler's transaction, before the last one, and that one.
-func toldTx(end part) (before []part, last part) {
-	args := end.args
-	switch end.statement {
-	case completeOneTold:
-		return toldParts(args), part{completeOne, args[:5]}
-	case completeOneUnkeyedTold:
-		return toldParts([]any{args[0], args[1], args[2], nil, "", int64(0)}), part{completeOneUnkeyed, args}
-	}
-	ids, claims, holders, results := args[0].([]int64), args[1].([]int32), args[2].([]int64), args[3]
-	keeps := make([]int64, len(ids))
-	if end.statement == endTold {
-		results, keeps = args[4], args[7].([]int64)
-	}
-	for i := range ids {
-		before = append(before, toldParts([]any{ids[i], claims[i], holders[i], nil, results.([]string)[i], keeps[i]})...)
-	}
-	return before, part{completeJobs, []any{ids, claims, holders, results, args[len(args)-1]}}
-}
-
-// completeToldInParts sends what completeJobsTold sends, as the end of many jobs.
-func completeToldInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	n := len(args[0].([]int64))
-	end := []any{args[0], args[1], args[2], slices.Repeat([]int16{int16(StateCompleted)}, n), args[3], make([]string, n), make([]int32, n), make([]int64, n), args[4]}
-	return endToldInParts(`select null, $1::bigint[]`)(p, end, read)
-}
-
-// endToldInParts sends what endTold and endLimitedTold send.
-func endToldInParts(answer string) inParts {
-	return func(p *parts, args []any, read func(pgx.Rows) error) error {
-		var done []int64
-		if err := endInParts(p, args[:9], row(nil, &done, nil)); err != nil {
-			return err
-		}
-		return p.send(answer, []any{done}, read)
-	}
-}
+const tellMembers = `select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls)`
 
 // sweepApart is sweepMembers without the calls, whose lines it returns.
 var sweepApart = sweepMembers[:strings.Index(sweepMembers, "),\ncall as (")] + `)

@@ -179,70 +179,33 @@ func TestCitus_AContextThatEndsBetweenTwoParts(t *testing.T) {
 	t.Parallel()
 	db, q := inPartsDB(t)
 	ctx := t.Context()
-	j, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Lane: "x"})
+	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
-	promoteOnce(t, db)
-	l := claimOf(t, q, j.ID)
-	for text, call := range map[string]func(ctx context.Context, db onceq.DB) error{
-		"with came as":     func(ctx context.Context, db onceq.DB) error { _, err := q.Emit(ctx, db, "s", "e", 1); return err },
-		"onceq.lane_calls": l.Complete,
-	} {
-		tx, err := db.Pool.Begin(ctx)
-		require.NoError(t, err)
-		ending, end := context.WithCancel(ctx)
-		require.ErrorIs(t, call(ending, between{tx, before(end, text)}), context.Canceled, text)
-		require.Error(t, tx.Commit(ctx), text)
-	}
+	ending, end := context.WithCancel(ctx)
+	_, err = q.Emit(ending, between{tx, before(end, "with came as")}, "s", "e", 1)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Error(t, tx.Commit(ctx))
 	_, emitted, err := q.Event(ctx, db.Pool, "s", "e")
 	require.NoError(t, err)
 	require.False(t, emitted)
 	require.NoError(t, db.Check())
-	require.NoError(t, l.Complete(ctx, nil))
 }
 
 // Parts that would commit one by one are refused.
 func TestCitus_ADBWithoutATransactionIsRefused(t *testing.T) {
 	t.Parallel()
 	db, q := inPartsDB(t)
-	j, err := q.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
-	require.NoError(t, err)
-	_, err = q.Cancel(t.Context(), bare{db.Pool}, j.ID)
+	_, err := q.Emit(t.Context(), bare{db.Pool}, "s", "e", 1)
 	var bad *onceq.InvalidError
 	require.ErrorAs(t, err, &bad)
 	require.ErrorContains(t, err, "has no BeginTx")
-	claimOf(t, q, j.ID)
+	_, emitted, err := q.Event(t.Context(), db.Pool, "s", "e")
+	require.NoError(t, err)
+	require.False(t, emitted)
 }
 
 // bare is a DB in no transaction, of a type without BeginTx.
 type bare struct{ onceq.DB }
-
-// A completion in a caller's batch locks the job before its places, as a cancel does.
-func TestCitus_ACompletionInABatchBesideACancel(t *testing.T) {
-	t.Parallel()
-	db, q := inPartsDB(t)
-	ctx := t.Context()
-	j, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Lane: "x"})
-	require.NoError(t, err)
-	promoteOnce(t, db)
-	l := claimOf(t, q, j.ID)
-	db.ExpireLease(j.ID)
-	batch := &pgx.Batch{}
-	require.NoError(t, l.CompleteInBatch(batch))
-	tx, err := db.Pool.Begin(ctx)
-	require.NoError(t, err)
-	last := len(batch.QueuedQueries) - 1
-	for i, s := range batch.QueuedQueries {
-		if i == last {
-			soon, cancel := context.WithTimeout(ctx, time.Minute) // it steps over the job, which is locked, and waits for nothing
-			_, err := q.Cancel(soon, db.Pool, j.ID)
-			cancel()
-			require.NoError(t, err)
-		}
-		_, err := tx.Exec(ctx, s.SQL, s.Arguments...)
-		require.NoError(t, err)
-	}
-	require.NoError(t, tx.Commit(ctx))
-}
 
 // Whoever completes a job in a batch whose lease is lost is reported, whichever part notices.
 func TestCitus_AStaleCompletionInABatchIsReported(t *testing.T) {

@@ -50,9 +50,8 @@ var (
 const noRates = `null::text, null::timestamptz, null::float8 where false`
 
 func chooseApart(next, ours, paid, again string) string {
-	by := leasing{many: true}
-	live, at := by.inOrder("live")
-	goes, then := by.inOrder("goes")
+	live, at := inOrder("live")
+	goes, then := inOrder("goes")
 	return `
 with ` + roomIn(`(select distinct lane from pg_catalog.unnest($1::text[]) as u(lane))`) + next + `ours (id, lane, priority, run_at, slot, goes_on) as materialized (
   select ` + ours + `),

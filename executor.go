@@ -554,53 +554,36 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
 	defer cancel()
 	again := outcomes[0].reset
-	many := len(outcomes) > 1 || again
-	laned := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Lane != "" })
-	limited := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Limit != "" })
-	kept := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 })
+	plain := !slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.lease.plain(o.keep) })
+	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() })
 	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 	var statement string
 	var args, row []any // row: where the statement's answer goes, if anything but the guard is asked
 	var cancelled []int64
 	var next *successor
-	if !many {
+	if len(outcomes) == 1 && !again {
 		next = x.successor(outcomes[0], 1)
 	}
 	switch {
 	case next != nil:
-		statement, args = next.statement(outcomes[0], true)
-	case many && told && (laned || limited):
-		statement, args = endLimitedTold, waking(endArgs)(outcomes, true)
-	case many && told && kept:
-		statement, args = endTold, endArgs(outcomes, true)
-	case many && told:
-		statement, args = completeJobsTold, completeArgs(outcomes, true)
-	case again && limited:
-		statement, args, row = retryLimited, waking(retryArgs)(outcomes, true), []any{nil, nil, &cancelled, nil}
-	case many && limited:
-		statement, args = endLimited, waking(endArgs)(outcomes, true)
-	case again && laned:
-		statement, args, row = retryLaned, waking(retryArgs)(outcomes, true), []any{nil, nil, &cancelled, nil}
+		statement, args = finishNext, next.args(outcomes[0], true)
+	case again && (lined || x.q.citus.Load() == citusYes):
+		statement, args, row = giveBackJobs, giveBackArgs(outcomes, true), []any{nil, &cancelled}
 	case again:
 		statement, args, row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &cancelled}
-	case many && laned:
-		statement, args = endLaned, waking(endArgs)(outcomes, true)
-	case !many:
-		l := outcomes[0].lease
-		if statement, args = l.completion(); statement == completeOneTold && l.Key == "" && l.keep == 0 && l.result == "" {
-			statement, args = completeOneUnkeyedTold, args[:3]
-		}
-	case kept:
-		statement, args = endJobs, endArgs(outcomes, true)
-	default:
+	case len(outcomes) == 1:
+		statement, args = outcomes[0].lease.completion()
+	case plain:
 		statement, args = completeJobs, completeArgs(outcomes, true)
+	default:
+		statement, args = finishJobs, finishArgs(outcomes, true)
 	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, row, next)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, statement, args, row, next)
 	if next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)
@@ -625,7 +608,6 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	if err == nil {
 		x.tally.ended(outcomes, nil, nil)
 		for _, o := range outcomes {
-			told = told || o.lease.callsOthers()
 			x.q.finished(ctx, o, false)
 			if o.lease.lined() && (next == nil || next.lease == nil) {
 				x.woken(o.lease.Queue)

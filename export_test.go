@@ -25,36 +25,22 @@ var HotStatements = map[string]string{
 	"lengthen":  lengthenLease,
 	"lock":      lockJobs,
 	"complete":  completeJobs,
-	"end":       endJobs,
 	"retry":     retryJobs,
 
-	"await":                         beginAwait,
-	"await, time-out":               endAwait,
-	"give back, awaiting":           retryAwaiting,
-	"give back, awaiting, in lanes": retryAwaitingLaned,
-	"rescan":                        rescanPage,
-	"rescan, first":                 rescanFirst,
+	"await":           beginAwait,
+	"await, time-out": endAwait,
+	"rescan":          rescanPage,
+	"rescan, first":   rescanFirst,
 
-	"end, laned":          endLaned,
-	"complete, next":      completeNext,
-	"next, in tx":         inTx[completeNext],
-	"next, unkeyed":       completeNextUnkeyed,
-	"the same, in a tx":   inTx[completeNextUnkeyed],
-	"next of a limit":     completeNextLimited,
-	"the same, in tx":     inTx[completeNextLimited],
-	"give next back":      giveBackNext,
-	"give first back":     giveBackFirst,
-	"retry, laned":        retryLaned,
-	"end, limit":          endLimited,
-	"retry, limit":        retryLimited,
-	"reslot":              reslotJobs,
-	"end, told":           endTold,
-	"complete, told":      completeJobsTold,
-	"end, limit and told": endLimitedTold,
-	"unkeyed, told":       inTx[completeOneUnkeyedTold],
-	"sweep":               sweepMembers,
-	"calls":               lockCalls,
-	"promote":             promoteCalls,
+	"complete, next":  finishNext,
+	"finish":          finishJobs,
+	"give back":       giveBackJobs,
+	"give next back":  giveBackNext,
+	"give first back": giveBackFirst,
+	"reslot":          reslotJobs,
+	"sweep":           sweepMembers,
+	"calls":           lockCalls,
+	"promote":         promoteCalls,
 }
 
 // UserStatements run in a user's transactions, and so without such settings.
@@ -62,20 +48,11 @@ var UserStatements = map[string]string{
 	"lock one":         lockJob,
 	"complete one tx":  inTx[completeOne],
 	"unkeyed in tx":    inTx[completeOneUnkeyed],
-	"kept in tx":       inTx[completeOneKept],
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
-	"complete kept":    completeOneKept,
 	"enqueue":          insertKeyedInBatch,
 	"enqueue, general": insertGeneral,
 	"enqueue, laned":   insertLaned,
-	"complete laned":   completeOneLaned,
-	"laned in tx":      inTx[completeOneLaned],
-	"complete limited": completeOneLimited,
-	"limited in tx":    inTx[completeOneLimited],
-	"complete told":    completeOneTold,
-	"told in tx":       inTx[completeOneTold],
-	"limited and told": inTx[completeOneLimitedTold],
 	"members":          insertMembers,
 	"what waits":       readRefs,
 }
@@ -160,8 +137,7 @@ var (
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
-	statement, args := n.statement(outcome{lease: l}, true)
-	return l.completed(ctx, l.q.sendBare(ctx, tx, statement, args, row(n.completed(new(*int64)))))
+	return l.completed(ctx, l.q.sendBare(ctx, tx, finishNext, n.args(outcome{lease: l, state: StateCompleted}, true), row(n.completed(new(*int64)))))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.

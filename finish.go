@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -132,17 +130,8 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	}
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
-	if (statement == completeOneKept || l.lined() || l.member) && l.q.citus.Load() == citusYes {
-		for _, s := range l.completionParts(args) { // the batch stops at the first of them that fails
-			batch.Queue(l.q.sql(s.statement), s.args...).Fn = func(results pgx.BatchResults) error {
-				_, err := results.Exec()
-				if err != nil {
-					_ = l.completed(context.Background(), err)
-				}
-				return err
-			}
-		}
-		statement, args = completeOne, args[:5]
+	if l.q.citus.Load() == citusYes {
+		statement = onNode(statement)
 	}
 	batch.Queue(l.q.sql(statement), args...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
@@ -221,22 +210,6 @@ const (
 	fenceOfGone = `f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
 )
 
-// completeOneKept is the same for a job that is kept in the history. endJobs could do it too, but it joins arrays, and in a
-// caller's transaction no planner settings keep that from reading whole tables.
-const completeOneKept = `
-with gone as (
-  delete from onceq.jobs where ` + heldByOne + `
-  returning *, ` + sqlJobCompleted + `::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
-),
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
-    from gone g
-   where ` + fenceOfGone + `
-),
-` + writeHistory + `
-select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
-
 // completeOneUnkeyed is the same for a job without a fence.
 const completeOneUnkeyed = `
 with gone as (
@@ -245,100 +218,19 @@ with gone as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
-// completeOneLaned is completeOneKept for a job with a lane, kept or not: the next one of the lane becomes live in the same
-// statement. completeOneLimited is the same for a job with a limit.
-var (
-	completeOneLaned   = completeOneWith(handOver(false))
-	completeOneLimited = completeOneWith(handOverLines("true", leasing{}))
-)
-
-// completeOneTold is completeOneKept for a job that others wait for, kept or not, and completeOneLimitedTold the same for one
-// with a lane or a limit.
-var (
-	completeOneTold        = telling(withLane(completeOneKept))
-	completeOneLimitedTold = telling(completeOneLimited)
-)
-
-// completeOneUnkeyedTold is completeOneTold for a job without a lane, a fence, a result and a place in the history, after
-// the planner settings. It does what the function tell does for one job that completed, without the settings of that
-// function, which cost as much as the rest.
-var completeOneUnkeyedTold = `
-with gone as (
-  delete from onceq.jobs where ` + heldByOne + `
-  returning id
-),
-told as (
-  update onceq.job_members m set state = ` + sqlJobCompleted + `, told = true
-    from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
-  returning m.group_id
-),
-` + callTold + `
-select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
-
-// callTold calls the groups in told. Their numbers are compared, and not their lines, which costs a member half a microsecond less.
-var callTold = `call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane
-    from (select ` + followLine("group_id") + ` as lane from (select distinct group_id from told) g) t
-)`
-
-// telling adds to a statement that ends jobs that those who wait for them are told. It panics at one that answers in another way.
-func telling(statement string) string {
-	const one = `case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
-	switch {
-	case strings.Contains(statement, "\nselect coalesce("+one+", "):
-		return strings.Replace(statement, "\nselect coalesce("+one+", ", "\nselect coalesce("+one+", "+tellGone("")+", ", 1)
-	case strings.Contains(statement, "\nselect "+one):
-		return strings.Replace(statement, "\nselect "+one, "\nselect coalesce("+one+", "+tellGone("")+")", 1)
-	case strings.Contains(statement, "from gone), "+wantHistory): // endAnswer, perhaps with more behind it
-		return statement + ",\n       " + tellGone("")
-	}
-	panic("onceq: telling does not know the answer of " + statement)
-}
-
-// tellGone is a column that tells those who wait for the jobs in gone, or for those of them for which a condition holds.
-func tellGone(where string) string {
-	return `(select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(state::smallint), pg_catalog.array_agg(result::text)) from gone` + where + `)`
-}
-
-func completeOneWith(handOver string) string {
-	return `
-with gone as (
-  delete from onceq.jobs where ` + heldByOne + `
-  returning *, ` + sqlJobCompleted + `::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
-),
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
-    from gone g
-   where ` + fenceOfGone + `
-),
-` + withLane(writeHistory) + `,` + handOver + `
-select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, ` + wakeMoved("$7", "false") + `)`
-}
-
+// completion gives the statement that completes the job, which raises an error if its guard does not hold.
 func (l *Lease) completion() (string, []any) {
-	if l.lined() {
-		statement := completeOneLaned
-		switch {
-		case l.member:
-			statement = completeOneLimitedTold
-		case l.Limit != "":
-			statement = completeOneLimited
-		}
-		return statement, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep, rand.Int64()}
-	}
-	if l.member {
-		return completeOneTold, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
-	}
-	if l.keep != 0 {
-		return completeOneKept, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
-	}
-	if l.Key == "" {
+	switch {
+	case !l.plain(l.keep):
+		return finishJobs, finishArgs([]outcome{{lease: l, state: StateCompleted, result: l.result, keep: l.keep}}, true)
+	case l.Key == "":
 		return completeOneUnkeyed, []any{l.ID, l.claims, l.holder}
 	}
 	return completeOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
 }
+
+// plain says that a completion concerns the job and its key alone: it is kept for no time, nobody waits for it, and it has no lane and no limit.
+func (l *Lease) plain(keep int64) bool { return keep == 0 && !l.member && !l.lined() }
 
 // Fail ends this attempt: the job runs again after the default backoff, or in a worker its kind's, or is dead when its attempts
 // are spent. err decides
@@ -376,20 +268,7 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 
 // completeJobs completes many jobs by their guards and returns the tokens of those whose guard held. The caller sorts them
 // by id, and their rows are locked in this order. With $5 it raises an error if a guard did not hold.
-const completeJobs = completeThem + completeAnswer
-
-// completeJobsTold is completeJobs for jobs that others wait for. As completeOneUnkeyedTold it does what the function tell does.
-var completeJobsTold = completeThem + `,
-told as (
-  update onceq.job_members m set state = ` + sqlJobCompleted + `, told = true, result = nullif(g.result, '')::jsonb
-    from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
-  returning m.group_id
-),
-` + callTold + completeAnswer
-
-// What these have in common: the jobs leave, and the answer.
-const (
-	completeThem = `
+const completeJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
 ),
@@ -403,86 +282,20 @@ fence as (
      set state = 3, token = g.id << 20 | g.claims::bigint, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
-)`
-	completeAnswer = `
+)
 select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone)`
-)
 
-// endJobs takes many jobs out of jobs, in any finished state, writes the history of those that are kept, and returns the
-// tokens of those whose guard held. With $9 it raises an error if a guard did not hold.
-const endJobs = `
-with ` + endThem + writeHistory + endAnswer
-
-// endLaned is endJobs for jobs of which some have a lane, and endLimited for jobs of which some have a limit.
-var (
-	endLaned   = endWith(handOver(true))
-	endLimited = endWith(handOverLines("true", leasing{many: true}))
-)
-
-// endTold is endJobs for jobs that others wait for, and endLimitedTold the same if some have lanes or limits.
-var (
-	endTold        = telling(withLane(endJobs))
-	endLimitedTold = telling(endLimited)
-)
-
-func endWith(handOver string) string {
-	return `
-with ` + endThem + withLane(writeHistory) + `,` + handOver + endAnswer + `, ` + wakeMoved("$10", "false")
-}
-
-// What these have in common: the jobs leave, and the answer.
+// finishJobs ends jobs of any kind in any finished state, and giveBackJobs gives jobs back that have a lane or a limit, or that wait for an
+// event: functions of the schema, whose comments say how. They return the tokens of the jobs whose guard held, giveBackJobs also the ids of
+// those among them that somebody wants cancelled.
 const (
-	endThem = `u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
-      as u(id, claims, holder, state, result, error, spent, keep)
-),
-gone as (
-  delete from onceq.jobs j using u
-   where ` + heldByEach + `
-  returning j.*, u.state, u.result, u.error, u.spent, u.keep
-),
-fence as (
-  update onceq.job_fences f
-     set state = case g.state when ` + sqlJobCompleted + ` then ` + sqlCompleted + ` when ` + sqlJobDead + ` then ` + sqlDead + ` when ` + sqlJobCancelled + ` then ` + sqlCancelled + ` else ` + sqlHeld + ` end, token = ` + tokenOfGone + `,
-         finished_at = case when g.state < ` + sqlJobHeld + ` then statement_timestamp() end, result = nullif(g.result, '')::jsonb
-    from gone g
-   where g.key is not null and ` + fenceOfGone + `
-),
-`
-	endAnswer = `
-select case when $9::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select pg_catalog.array_agg(` + tokenOfRow + `) from gone), ` + wantHistory
+	finishJobs = `
+select f.tokens from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool) as f(tokens)`
+	giveBackJobs = `
+select b.tokens, b.cancelled
+  from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[]) b`
 )
-
-// writeHistory adds the jobs in gone to the history, unless they are not to be kept.
-const writeHistory = `history as (
-  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
-  select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep::float8 * interval '1 millisecond' end,
-         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
-         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, ` + appendError + `
-    from gone where keep <> 0` + olderRecord + `
-)`
-
-// olderRecord is for a history in which another job has the id, because the sequence was set back. The record of a
-// completed job is replaced, with its lane: a job that could not leave would run again and again. If only the new job is
-// completed, no record of it is written.
-const olderRecord = `
-      on conflict (id) do update
-     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
-       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
-             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
-             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
-   where job_history.state = ` + sqlJobCompleted + `
-  returning id`
-
-// wantHistory is a column that raises an error if neither of the two jobs is completed, so that somebody has to decide
-// about both.
-const wantHistory = `(select onceq.id_taken(id) from gone where keep <> 0 and state <> ` + sqlJobCompleted + ` and id not in (select id from history) limit 1)`
 
 // appendError adds an error to a job, of which the latest ten are kept, with its time and its attempt.
 const appendError = `case when error = '' then errors else
@@ -512,81 +325,6 @@ select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) th
        pg_catalog.array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
-// retryLaned is retryJobs for jobs with a lane. One whose rule is Overtake, and that does not run again at once, goes back
-// to job_waits, and the next one of its lane becomes live. retryLimited is the same if some have a limit: they wait for it again
-// with the places of their lanes, behind the jobs that are due before them, or if they are only given back, before those.
-var (
-	retryLaned = retryWith(retrying{
-		moves: `j.lane_rule & 1::smallint = 1 and u.delay > 0`, stays: `(j.lane_rule is null or j.lane_rule & 1::smallint = 0 or u.delay = 0)`,
-		runAt: `statement_timestamp() + delay::float8 * interval '1 microsecond'`, lane: `lane, lane_rule, null`, due: `run_at`, handOver: handOver(true),
-	})
-	retryLimited = retryWith(retrying{
-		moves: limitMoves, stays: `not coalesce(` + limitMoves + `, false)`,
-		leaves: `,
-            ` + laneIn("j.lane") + ` = '' or j.lane_rule & 1::smallint = 1 and u.delay > 0 as leaves`,
-		runAt:   `case when delay > 0 then statement_timestamp() + delay::float8 * interval '1 microsecond' else created_at end`,
-		columns: `, path`,
-		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, case when delay <= 0 then statement_timestamp() end, ` + unslotted("lane"),
-		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves", leasing{many: true}),
-	})
-)
-
-const limitMoves = `(pg_catalog.strpos(j.lane, ` + sqlSep + `) > 0 or j.lane_rule & 1::smallint = 1 and u.delay > 0)`
-
-// retrying has the parts in which these two differ: which jobs go back to job_waits and which do not, a column that says that
-// a job leaves its lane too, and what is written there.
-type retrying struct{ moves, stays, leaves, runAt, columns, lane, due, handOver string }
-
-// waitingTwin says that another job with the id of j is in job_waits, as in twin: j stays in jobs then.
-const waitingTwin = `exists (select from onceq.job_waits w where w.id = j.id offset 0)`
-
-// sqlForever is a little less than maxDelay. A job that waits for that long has no call, which would stay when the job is gone: who ends
-// its wait leaves one.
-const sqlForever = `interval '36000 days'`
-
-func retryWith(r retrying) string {
-	return `
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
-      as u(id, claims, holder, error, spent, reset, delay, most)
-),
-gone as (
-  delete from onceq.jobs j using u
-   where ` + heldByEach + ` and ` + r.moves + ` and not ` + waitingTwin + `
-  returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay, u.most` + r.leaves + `
-),
-wait as (
-  insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at` + r.columns + `)
-  select id, ` + r.runAt + `, created_at, claims,
-         least(lost, most), case when reset then 0 else attempts + spent end,
-         max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, ` + appendError + `,
-         case when reset then ` + identityOf("gone") + ` + 1 else identity end, ` + r.lane + `
-    from gone
-  returning lane, run_at
-),
-due as (
-  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, ` + r.due + `, lane from wait where run_at < statement_timestamp() + ` + sqlForever + `
-),
-stay as (
-  update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
-         attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = least(lost, u.most),
-         identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
-         errors   = ` + appendError + `
-    from u
-   where ` + heldByEach + ` and (` + r.stays + ` or ` + waitingTwin + `)
-  returning j.id, j.claims, j.created_at
-),
-ready as (
-  select id, claims, created_at from gone union all select id, claims, created_at from stay
-),` + r.handOver + `
-select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       pg_catalog.array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$10", "false") + `
-  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
-}
-
 func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
 	ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
@@ -596,7 +334,7 @@ func completeArgs(outcomes []outcome, raise bool) []any {
 	return []any{ids, claims, holders, results, raise}
 }
 
-func endArgs(outcomes []outcome, raise bool) []any {
+func finishArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
 	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
 	states, results, errs := make([]int16, n), make([]string, n), make([]string, n)
@@ -638,68 +376,47 @@ func (o *outcome) lostFrom() int32 {
 	return maxMaxLost
 }
 
-// waking adds the random place at which a statement begins to look for a worker that waits.
-func waking(args func([]outcome, bool) []any) func([]outcome, bool) []any {
-	return func(outcomes []outcome, raise bool) []any { return append(args(outcomes, raise), rand.Int64()) }
+// giveBackArgs also says what the jobs wait for, and sets how long one is given back for if Emit has the row of its wait.
+func giveBackArgs(outcomes []outcome, raise bool) []any {
+	scopes, keys := make([]*string, len(outcomes)), make([]*string, len(outcomes))
+	for i, o := range outcomes {
+		if o.wait != nil {
+			scopes[i], keys[i], outcomes[i].delay = &o.wait.scope, &o.wait.key, emitPause
+		}
+	}
+	return append(retryArgs(outcomes, raise), scopes, keys)
 }
 
 // finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
-	var plain, end, again, laned, lanedAgain, waiting, lanedWaiting, limited, limitedAgain, limitedWaiting, plainTold, told, limitedTold []outcome
+	var plain, ended, again, back []outcome
 	for _, o := range outcomes {
 		switch {
-		case o.state.Finished() && o.lease.member && o.lease.lined():
-			limitedTold = append(limitedTold, o)
-		case o.lease.member && o.state == StateCompleted && o.keep == 0:
-			plainTold = append(plainTold, o)
-		case o.state.Finished() && o.lease.member:
-			told = append(told, o)
-		case o.wait != nil && o.lease.Limit != "":
-			limitedWaiting = append(limitedWaiting, o)
-		case o.wait != nil && o.lease.Lane != "":
-			lanedWaiting = append(lanedWaiting, o)
-		case o.wait != nil:
-			waiting = append(waiting, o)
-		case o.lease.Limit != "" && o.state.Finished():
-			limited = append(limited, o)
-		case o.lease.Limit != "":
-			limitedAgain = append(limitedAgain, o)
-		case o.lease.Lane != "" && o.state.Finished():
-			laned = append(laned, o)
-		case o.lease.Lane != "":
-			lanedAgain = append(lanedAgain, o)
-		case o.state == StateCompleted && o.keep == 0:
+		case o.state == StateCompleted && o.lease.plain(o.keep):
 			plain = append(plain, o)
 		case o.state.Finished():
-			end = append(end, o)
-		default:
+			ended = append(ended, o)
+		case o.wait == nil && !o.lease.lined() && q.citus.Load() != citusYes: // Citus refuses an update with the time
 			again = append(again, o)
+		default:
+			back = append(back, o)
 		}
 	}
 	var cancelled, held []int64
 	locks := 0
-	var asked []int64 // of one part
+	var done, asked []int64 // of one part
 	for _, part := range []struct {
 		outcomes  []outcome
 		statement string
 		args      func([]outcome, bool) []any
-		more      []any // columns after the tokens
+		answer    []any
 	}{
-		{plain, completeJobs, completeArgs, nil},
-		{end, endJobs, endArgs, []any{nil}},
-		{again, retryJobs, retryArgs, []any{&asked}},
-		{laned, endLaned, waking(endArgs), []any{nil, nil}},
-		{lanedAgain, retryLaned, waking(retryArgs), []any{&asked, nil}},
-		{waiting, retryAwaiting, awaitingArgs(retryArgs), []any{&asked}},
-		{lanedWaiting, retryAwaitingLaned, awaitingArgs(waking(retryArgs)), []any{&asked, nil}},
-		{limited, endLimited, waking(endArgs), []any{nil, nil}},
-		{limitedAgain, retryLimited, waking(retryArgs), []any{&asked, nil}},
-		{limitedWaiting, retryAwaitingLimited, awaitingArgs(waking(retryArgs)), []any{&asked, nil}},
-		{plainTold, completeJobsTold, completeArgs, nil},
-		{told, endTold, endArgs, []any{nil, nil}},
-		{limitedTold, endLimitedTold, waking(endArgs), []any{nil, nil, nil}},
+		{plain, completeJobs, completeArgs, []any{nil, &done}},
+		{ended, finishJobs, finishArgs, []any{&done}},
+		{again, retryJobs, retryArgs, []any{nil, &done, &asked}},
+		{back, giveBackJobs, giveBackArgs, []any{&done, &asked}},
 	} {
 		if len(part.outcomes) == 0 {
 			continue
@@ -709,9 +426,8 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			left = append(left, part.outcomes...)
 			continue
 		}
-		var done []int64
-		dest := append([]any{nil, &done}, part.more...)
-		failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...))
+		done, asked = nil, nil
+		failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(part.answer...))
 		if failed != nil {
 			err = fmt.Errorf("onceq: finish: %w", failed)
 			left = append(left, part.outcomes...)
@@ -719,7 +435,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			continue
 		}
 		slices.Sort(done)
-		cancelled, asked = append(cancelled, asked...), nil
+		cancelled = append(cancelled, asked...)
 		for _, o := range part.outcomes {
 			_, ok := slices.BinarySearch(done, o.lease.Token)
 			if !ok {

@@ -10,10 +10,9 @@ import (
 // A lane is a line of jobs of which at most n are in the table jobs: one at a time, in order, unless SetLaneLimit says
 // otherwise. The others wait in job_waits, where claims never look. No counter says how many are live; the rows do.
 //
-// Two ways lead out of job_waits. The statement that takes a finished job out of jobs puts at most one of its lane in its
-// place (handOver): one out, one in, so the bound needs no lock. A promoter (promoter.go) does what no completion can see:
-// it locks one of a fixed number of rows in one statement, and counts in the next one. On Citus there is only the latter way
-// (citus_lanes.go, citus_promoter.go).
+// Two ways lead out of job_waits. The functions of the schema that take jobs out of jobs (finish, give_back) put at most one of its lane
+// in the place of each (hand_over): one out, one in, so the bound needs no lock. A promoter (promoter.go) does what no completion can see:
+// it locks one of a fixed number of rows in one statement, and counts in the next one.
 //
 // No wake-up is lost, because whatever may let a lane go on writes a row into lane_calls, in the same commit: a job that was
 // enqueued or redriven, one that finished without a successor, another limit. A promoter deletes the calls that its snapshot
@@ -31,8 +30,6 @@ const (
 	// StopLane keeps the lane still when this job is dead or held, until somebody redrives, resolves or discards it.
 	StopLane
 )
-
-const sqlStops = `lane_rule & 2::smallint = 2` // StopLane
 
 // MaxLaneBytes is how long the name of a lane or of a limit may be.
 const MaxLaneBytes = 256
@@ -100,51 +97,10 @@ func dueIn(lane, n string) string {
           limit ` + n
 }
 
-// admitWaits takes the jobs in head out of job_waits, if nobody has them locked, and makes them live. Nobody takes the next
-// one in place of one that is locked: whoever has it may roll back, and it would have been overtaken. A job with a limit is
-// left to a promoter. leasing says how it is leased at once (successors.go), if it is.
-//
-// One whose id a live job has (twin) waits until that one is gone: nothing refused that one's id, because no Enqueue of a plain job
-// looks into job_waits. One that was put off since the snapshot (Replace) waits for its time.
-//
-// moved finds the jobs by their places (ctid), which saves a descent of the index for each. They are locked, so they stay there. One
-// that was changed since the snapshot is not found, because its new place is not in the snapshot: it is left to a promoter.
-func admitWaits(by leasing) string {
-	places := `(select place from ours)`
-	if by.many { // Postgres expects ten, and with few pages would rather read the table: only with guards (statement.go)
-		places = `any (array` + places + `)`
-	}
-	moved, at := by.inOrder("moved")
-	return `
-ours as materialized (
-  select w.place from head h cross join lateral (
-         select ctid as place from onceq.job_waits where id = h.id and path is null and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
-),
-moved as (
-  delete from onceq.job_waits w where w.ctid = ` + places + `
-  returning w.*` + by.which + `
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at` + by.columns + `)
-  select id, ` + at + `, created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, coalesce(due_at, run_at)` + by.values + `
-    from ` + moved + by.returning + `
-),
-place as (
-  insert into onceq.lane_places (lane, id)
-  select lane, id from moved m
-   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
-)`
-}
-
 // inOrder gives the jobs in a part of a statement, and the time from which they are live, as claims see it. Those of one time are claimed
 // by id. So where that is not the order of the line, as with jobs that were delayed or tried before, the ones before are a
 // microsecond earlier each time that the ids fall, and none is later than now.
-func (by leasing) inOrder(part string) (jobs, at string) {
-	if !by.many {
-		return part, `statement_timestamp()`
-	}
+func inOrder(part string) (jobs, at string) {
 	const line = `window line as (partition by lane, priority order by run_at desc, id desc)`
 	return `(select *, count(*) filter (where falls) over line as falling
             from (select *, id > pg_catalog.lag(id) over line as falls from ` + part + ` ` + line + `) f
@@ -153,11 +109,6 @@ func (by leasing) inOrder(part string) (jobs, at string) {
 
 // twin says that a live job has an id: the sequence of ids was set back (ErrIDTaken).
 func twin(id string) string { return `exists (select from onceq.jobs where id = ` + id + ` offset 0)` }
-
-// leavePlaces gives back the places of the jobs in gone.
-const leavePlaces = `left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-)`
 
 // liveIn gives the live jobs j of a lane or a limit, and those that have the lane's place and wait for their limit. A place
 // without its job counts for nothing.
@@ -203,52 +154,15 @@ func anyDue(lane string) string {
 	return `exists (select from ` + dueIn(lane, "1") + ` offset 0)`
 }
 
-// handsOver says that a completion admits successors. Otherwise it leaves calls for a promoter: its transaction's snapshot may be older
-// than the statement.
-const handsOver = `pg_catalog.current_setting('transaction_isolation') = 'read committed'`
-
-// laneOpen says that a completion may admit a successor into lane r.lane.
-var laneOpen = handsOver + `
-     and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, pg_catalog.split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)`
-
 // stopsOf gives what stops a lane.
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
 
-// handOver follows the jobs in gone, which have left jobs, by the next ones of their lanes. Where it does not, it leaves a
-// call: there is none, it is locked, it was changed since the snapshot, the limit was lowered, or the transaction does not hand over
-// (handsOver). many says that there may be more than one job in gone.
-func handOver(many bool) string {
-	return `
-` + leavePlaces + `,
-stop as (
-  insert into onceq.lane_stops (lane, id)
-  select lane, id from gone where lane is not null and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)
-  on conflict do nothing
-),
-freed as materialized (
-  select lane, count(*) as n, pg_catalog.bool_or(` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) as stops
-    from gone where lane is not null group by lane order by lane -- as the indexes have them
-),
-head as materialized (
-  select w.id
-    from freed r` + laneHead + `
-   where r.stops is not true and ` + laneOpen + `
-),` + admitWaits(leasing{many: many}) + `,
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane
-    from (select lane, n from freed union all select lane, -1 from moved) f
-   where (select count(*) from moved) < (select pg_catalog.sum(n)::bigint from freed) -- no lane lets in more than have left: if as many came in as left, none needs a call
-   group by lane having pg_catalog.sum(n) > 0::numeric
-)`
-}
-
-// admitLines is admitWaits for jobs in ours, which are locked, of lanes and of limits: those that go on move to the lines of
-// their limits, and the others become live. Both have then the places of their lanes.
-func admitLines(by leasing) string {
-	ours, at := by.inOrder("ours")
-	moved, _ := by.inOrder("moved")
+// admitLines takes the jobs in ours, which are locked, out of the lines of lanes and of limits: those that go on move to the lines of
+// their limits, and the others become live. Both have then the places of their lanes. If next holds for the only one that becomes live,
+// it is leased for as long as lease says, in microseconds, to holder.
+func admitLines(next, lease, holder string) string {
+	ours, at := inOrder("ours")
+	moved, _ := inOrder("moved")
 	return `
 passed as (
   update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
@@ -257,15 +171,18 @@ passed as (
 ),
 moved as (
   delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot` + by.which + `
+  returning w.*, o.slot, ` + next + ` as next
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at` + by.columns + `)
-  select id, case when slot > statement_timestamp() then slot else ` + at + ` end, created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
+  select id, case when slot > statement_timestamp() then slot else ` + at + ` end, created_at,
+         case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule, coalesce(due_at, run_at)` + by.values + `
-    from ` + moved + by.returning + `
+         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule, coalesce(due_at, run_at),
+         case when next then statement_timestamp() + ` + lease + `::bigint::float8 * interval '1 microsecond' end, case when next then ` + holder + `::bigint end
+    from ` + moved + `
+  returning *
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -291,86 +208,11 @@ var limitHead = `
           where not ` + twin("w.id") + `
           limit r.n) w`
 
-// handOverLines is handOver for jobs of which some have limits. A job in head that another session has moved into the line of its
-// limit meanwhile is not in next: it was that one's successor. leaves says of one in gone whether it leaves its lane, too. The
-// place of a limit goes to the first job that waits for it, or else to the successor in the lane; of a limit with a rate
-// to none. by says how a job that becomes live is leased at once (successors.go), if it is.
-func handOverLines(leaves string, by leasing) string {
-	return `
-left_line as materialized (
-  select l.lane, g.id, ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) as stops
-    from gone g cross join lateral ` + linesIn("g.lane") + ` where ` + leaves + ` or l.lane like '/%'
-),
-left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-),
-stop as (
-  insert into onceq.lane_stops (lane, id)
-  select ` + laneIn("lane") + `, id from gone
-   where ` + laneIn("lane") + ` <> '' and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)
-  on conflict do nothing
-),
-freed as materialized (
-  select lane, count(*) as n, pg_catalog.bool_or(stops) as stops from left_line group by lane
-),
-head as materialized (
-  select w.id, r.lane
-    from freed r` + laneHead + `
-   where r.lane not like '/%' and r.stops is not true and ` + laneOpen + `
-),
-open as materialized (
-  select r.lane, r.n from freed r
-   where r.lane like '/%' and ` + handsOver + `
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, ` + familyOf("r.lane") + `]) and (l.lowered or l.rate is not null) offset 0)
-),
-turn as materialized (
-  select w.*, r.lane
-    from open r` + limitHead + `
-),
-next as materialized (
-  select w.*, h.lane from head h cross join lateral (
-         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
-),
-straight as materialized (
-  select id, line
-    from (select id, line, (pg_catalog.sum(room) over l)::bigint as room, pg_catalog.count(id) over (l order by priority, run_at, id) as nth
-            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
-                  union all
-                  select null, null, null, lane, -1 from turn
-                  union all
-                  select id, priority, run_at, ` + limitIn("path") + `, 0 from next where path is not null) u
-          window l as (partition by line)) n
-   where id is not null and nth <= room
-),
-ours as materialized (
-  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
-  union all
-  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
-),` + admitLines(by) + `,
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane
-    from (select lane
-            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
-           group by lane having pg_catalog.sum(n) > 0::numeric
-          union
-          select lane from passed) f
-)`
-}
-
-// wakeMoved is a column that wakes workers for the jobs in moved, as Enqueue does.
-func wakeMoved(place, own string) string { return wakeAll("moved", place, own) }
-
+// wakeAll is a column that wakes workers for the jobs in moved, as Enqueue does.
 func wakeAll(moved, place, own string) string {
 	return `(select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, ` + place + `::bigint, ` + own + `)), 0)::bigint
           from (select queue, count(*) as jobs from ` + moved + ` group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))`
-}
-
-// withLane adds the lane to the history that a statement writes. The statements for jobs without a lane do not name it.
-func withLane(history string) string {
-	return strings.NewReplacer("identity, result, errors)", "identity, result, errors, lane, lane_rule)",
-		appendError+"\n", appendError+", lane, lane_rule\n").Replace(history)
 }
 
 // SetLaneLimit sets how many jobs of a lane may be live at once: waiting to be claimed, running, or waiting for their next

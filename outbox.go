@@ -313,7 +313,7 @@ func (o *outbox) written(batch []outcome, leased bool) {
 			o.woken(out.lease.Queue)
 		}
 		out.doubt.unheard(o.ctx, out.lease)
-		told = told || out.lease.member && (out.state.Finished() || out.unsure) || out.lease.callsOthers() // or the handler has ended it
+		told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
 	}
 	if told {
 		o.told()

@@ -345,13 +345,6 @@ select pg_catalog.set_config('onceq_lanes.slots', coalesce((select pg_catalog.st
        coalesce((select extract(epoch from due - statement_timestamp()) * 1e6 from next where due < 'infinity'), 0)::bigint,
        exists (select from due where slot = -1)`
 
-// leaseAlone is how promoteCalls leases a job.
-var leaseAlone = func() leasing {
-	by := leaseNext(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6")
-	by.many = true
-	return by
-}()
-
 // callsOf deletes the calls of the slots that are due since $1, up to $2 of each.
 func callsOf(slots string) string {
 	return `call as materialized (
@@ -448,7 +441,7 @@ paid as (
   insert into onceq.limit_rates (lane, free_at, gap)
   select ` + paidRows + `
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
-),` + admitLines(leaseAlone) + `,
+),` + admitLines(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6") + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + againRows + `

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -45,92 +44,14 @@ const (
 	nextFew = 20 // with a limit: where more run at once, claims gather them, and do more in a second
 )
 
-// leasing is what admitWaits and admitLines add to lease a job at once: a column of moved that says whether, columns of jobs and their
-// values, and what is returned. many says that there may be more than one job of a line, which become live in its order (inOrder).
-type leasing struct {
-	which, columns, claims, values, returning string
-	many                                      bool
-}
-
-// leaseNext is how a job is leased to holder, for lease microseconds, if next holds for its row in job_waits.
-func leaseNext(next, lease, holder string) leasing {
-	return leasing{
-		which:     `, ` + next + ` as next`,
-		columns:   `, leased_until, holder`,
-		claims:    `case when next then least(claims + 1, 1048575) else claims end`,
-		values:    `, case when next then statement_timestamp() + ` + lease + `::bigint::float8 * interval '1 microsecond' end, case when next then ` + holder + `::bigint end`,
-		returning: "\n  returning *",
-	}
-}
-
-// completeNext is completeOne for a job with a lane and a key, which is not kept: the next one of the lane becomes live and is
-// leased for $6 microseconds to holder $7, if it is of queue $8 and of one of the kinds $9. With $4 it raises an error if the guard
-// does not hold. completeNextUnkeyed is the same for a job without a key, and completeNextLimited for one of any key that has a
-// limit too: the job that becomes live may be of another lane with that limit. It is leased if it is the only one.
-//
-// A lane waits for these, and a third of what they cost is that Postgres prepares each of their parts and puts it away, whether
-// it has rows or not.
-var (
-	completeNext        = nextOfLane.completion(true, "")
-	completeNextUnkeyed = nextOfLane.completion(false, "")
-	completeNextLimited = nextOfLimit.completion(true, "")
-)
-
-const nextIfOurs = `w.lost = 0 and w.queue = $8::text and w.kind = any ($9::text[])`
-
-// nextOf is what becomes live: in the lane, or in the lane and the limit. With a limit: what that needs to know of the job in gone,
-// and whether a promoter may let in another one. It may if the lane's next job has moved to another limit, or was not taken. wake is a
-// column that wakes a worker for what has become live and is not leased.
-type nextOf struct{ gone, handOver, wake, calls string }
-
-var (
-	nextOfLane = nextOf{
-		handOver: leavePlaces + `,
-head as materialized (
-  select w.id
-    from (select lane, 1 as n from gone) r` + laneHead + `
-   where ` + laneOpen + `
-),` + admitWaits(leaseNext(nextIfOurs, "$6", "$7")) + `,
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
-)`,
-		wake: `(select onceq.wake(queue, 1, $5::bigint, false) from job
-         where leased_until is null and exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))`,
-		calls: `false`,
-	}
-	nextOfLimit = nextOf{
-		gone:     `, lane_rule, ` + sqlJobCompleted + `::smallint as state`,
-		handOver: handOverLines("true", leaseNext(nextIfOurs+` and (select count(*) from ours where not goes_on) = 1`, "$6", "$7")),
-		wake:     wakeAll("job where leased_until is null", "$5", "false"),
-		calls: `exists (select from passed where lane not in (select lane from freed))
-         or exists (select from freed r where r.lane not like '/%' and r.lane not in (select lane from ours)
-                       and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0))`,
-	}
-)
-
-func (n nextOf) completion(keyed bool, more string) string {
-	fence := ""
-	if keyed {
-		fence = `
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCompleted + `, token = $10::bigint, finished_at = statement_timestamp(), result = nullif($11::text, '')::jsonb
-    from gone g
-   where ` + fenceOfGone + `
-),`
-	}
-	return `
-with gone as (
-  delete from onceq.jobs where ` + heldByOne + `
-  returning id, scope, key, lane` + n.gone + `
-),` + fence + `
-` + n.handOver + `
-select case when $4::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
-       (select id from gone), ` + n.wake + `, ` + n.calls + more + `,
+// finishNext completes a job of a lane and leases the next one, for $6 microseconds to holder $7, if it is of queue $8 and of one of the
+// kinds $9: a function of the schema, whose comment says how. The answer has the id of the job that completed, or null if its guard did
+// not hold, whether lines were called of which nobody hears otherwise, and the job that was leased.
+const finishNext = `
+select f.done, f.calls,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
-  from (values (1)) one left join job j on j.leased_until is not null`
-}
+  from onceq.finish_next($1::bigint, $2::int, $3::bigint, $4::text, $5::bool, $6::bigint, $7::bigint, $8::text, $9::text[]) f
+  left join lateral (select (f.leased).* offset 0) j on true`
 
 // successor returns what leases the next job of the lane of a job that completes, or nil if that is left to a claim. own is
 // 1 if the slot of the job that completes is still in use, and else 0.
@@ -170,17 +91,9 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 	return &successor{x: x, s: s, own: own, queue: s.queue, holder: newHolder(x.id), began: time.Now()}
 }
 
-// statement gives the completion that leases the next job too.
-func (n *successor) statement(o outcome, raise bool) (string, []any) {
-	l := o.lease
-	args := []any{l.ID, l.claims, l.holder, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
-	switch {
-	case l.Limit != "":
-		return completeNextLimited, append(args, l.Token, o.result)
-	case l.Key != "":
-		return completeNext, append(args, l.Token, o.result)
-	}
-	return completeNextUnkeyed, args
+// args are those of finishNext.
+func (n *successor) args(o outcome, raise bool) []any {
+	return []any{o.lease.ID, o.lease.claims, o.lease.holder, o.result, raise, n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
 }
 
 // nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that
@@ -190,9 +103,9 @@ type nextAnswer struct {
 	before []any      // for the columns before those of the next job
 }
 
-// completed is for completeNext. done becomes the job's id, or nil if its guard did not hold.
-func (n *successor) completed(done **int64, more ...any) *nextAnswer {
-	return &nextAnswer{n: n, before: append([]any{nil, done, nil, &n.calls}, more...)}
+// completed is for finishNext. done becomes the job's id, or nil if its guard did not hold.
+func (n *successor) completed(done **int64) *nextAnswer {
+	return &nextAnswer{n: n, before: []any{done, &n.calls}}
 }
 
 // ScanRow reads the row.
@@ -216,9 +129,9 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 
 // finish writes the outcome, as Queue.finish does.
 func (n *successor) finish(ctx context.Context, db DB, by way, o outcome) (stale []*Lease, left []outcome, err error) {
-	statement, args := n.statement(o, false)
 	var done *int64
-	if err = n.x.q.send(ctx, db, by, statement, args, row(n.completed(&done))); err != nil {
+	err = n.x.q.send(ctx, db, by, finishNext, n.args(o, false), row(n.completed(&done)))
+	if err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
 	if done == nil {

@@ -119,70 +119,45 @@ func sameTx(id, job string) string {
 // inTx are the completions of one job with sameTx.
 var inTx = map[string]string{
 	completeOne:        completeOne + sameTx("$6", "$1::bigint"),
-	completeOneKept:    completeOneKept + sameTx("$7", "$1::bigint"),
 	completeOneUnkeyed: completeOneUnkeyed + sameTx("$4", "$1::bigint"),
-	completeOneLaned:   completeOneLaned + sameTx("$8", "$1::bigint"),
-	completeOneLimited: completeOneLimited + sameTx("$8", "$1::bigint"),
-
-	completeNext:        nextOfLane.completion(true, sameTx("$12", "$1::bigint")),
-	completeNextUnkeyed: nextOfLane.completion(false, sameTx("$10", "$1::bigint")),
-	completeNextLimited: nextOfLimit.completion(true, sameTx("$12", "$1::bigint")),
-
-	completeOneUnkeyedTold: completeOneUnkeyedTold + sameTx("$4", "$1::bigint"),
-	completeOneTold:        completeOneTold + sameTx("$7", "$1::bigint"),
-	completeOneLimitedTold: completeOneLimitedTold + sameTx("$8", "$1::bigint"),
 }
 
 // checkTx is the same as a statement of its own, which is sent before the statements for many jobs.
 var checkTx = `select null` + sameTx("$1", "$2::bigint")
 
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// many says that the statement is for many jobs, which needs the planner settings, and row where its answer goes. sure is false if the answer was lost, so
-// that the transaction may have been committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args, row []any, next *successor) (sure bool, err error) {
+// row is where its answer goes, or next, for finishNext. sure is false if the answer was lost, so that the transaction may have been
+// committed.
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor) (sure bool, err error) {
 	own := tx.Open()
-	var other *int32 // not null if the handler committed the transaction that was opened
+	var other bool // the handler committed the transaction that was opened
+	same := func(row [][]byte) { other = row[len(row)-1] != nil }
 	var all []lazytx.Statement
 	citus := q.citus.Load() == citusYes
-	guarded := many || statement == completeOneUnkeyedTold || next != nil
-	switch {
-	case citus && guarded:
-		all = append(all, lazytx.Statement{SQL: guardPlans})
-	case guarded:
-		all = append(all, lazytx.Statement{SQL: hotPlans})
+	if statement == completeJobs || statement == retryJobs { // functions bring their own settings
+		plans := hotPlans
+		if citus {
+			plans = guardPlans
+		}
+		all = append(all, lazytx.Statement{SQL: plans})
 	}
 	if citus {
-		parts, last, err := q.endTx(ctx, first.db, part{statement, args})
-		if err != nil {
-			return true, undone(tx, err)
-		}
-		for _, s := range parts {
-			all = append(all, lazytx.Statement{SQL: q.sql(s.statement), Args: s.args})
-		}
-		statement, args = last.statement, last.args
+		statement = onNode(statement)
 	}
 	last := lazytx.Statement{SQL: statement, Args: args, Row: row}
-	same := func(row [][]byte) {
-		if row[len(row)-1] != nil {
-			other = new(int32)
-		}
-	}
-	switch {
-	case own && (many || citus):
-		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Raw: same})
+	switch alone := inTx[statement]; {
+	case own && alone != "" && !citus:
+		last = lazytx.Statement{SQL: alone, Args: append(args, tx.ID()), Raw: same}
 	case own:
-		last = lazytx.Statement{SQL: inTx[statement], Args: append(args, tx.ID()), Raw: same}
+		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Raw: same})
 	}
-	switch {
-	case next != nil && own:
-		last.Row, last.Raw = []any{next.completed(new(*int64), &other)}, nil
-	case next != nil:
+	if next != nil {
 		last.Row = []any{next.completed(new(*int64))}
 	}
 	last.SQL = q.sql(last.SQL)
 	sure, err = tx.Commit(ctx, append(all, last)...)
 	switch {
-	case err == nil && (other != nil || tx.Opened() && !own):
+	case err == nil && (other || tx.Opened() && !own):
 		q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+
 			"the job is completed, but not together with what it wrote: use savepoints (tx.Begin), or Handle", slog.String("kind", first.Kind), slog.Int64("job", first.ID))
 	case own && leaseLost(err): // this transaction has the jobs' rows locked, so it must be another one

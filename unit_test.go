@@ -699,11 +699,7 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
-	"lockToldApart":           lockToldApart,
-	"tellApart":               tellApart,
-	"callGroupsApart":         callGroupsApart,
 	"putOffCall":              putOffCall,
-	"callApart":               callApart,
 	"callLater":               callLater,
 	"readAhead":               readAhead,
 	"lookForCalls":            lookForCalls,
@@ -727,35 +723,14 @@ var built = map[string]string{
 	"crowdOf on Citus":        readCrowdCitus,
 	"lockPast":                lockPast,
 	"redriveJobs":             redriveJobs,
-	"cancelFrom jobs":         cancelJobs,
 	"replaceIn jobs":          replaceJobs,
 	"replaceIn job_waits":     replaceWaits,
 	"replaceIn on Citus":      replaceApart,
-	"cancelFrom job_waits":    cancelWaits,
-	"cancelledApart":          cancelledApart,
 	"insertLaned":             insertLaned,
 	"hurryWaits":              hurryWaits,
-	"completeOneWith lane":    completeOneLaned,
-	"completeOneWith limit":   completeOneLimited,
-	"endWith lane":            endLaned,
-	"completion next":         completeNext,
-	"completion unkeyed":      completeNextUnkeyed,
-	"completion limit":        completeNextLimited,
-	"endWith limit":           endLimited,
-	"completeOneUnkeyedTold":  completeOneUnkeyedTold,
 	"forgetMembers":           forgetMembers,
 	"findIdle":                findIdle,
-	"completeJobsTold":        completeJobsTold,
-	"telling one":             completeOneTold,
-	"telling one, limit":      completeOneLimitedTold,
-	"telling end":             endTold,
-	"telling end, limit":      endLimitedTold,
 	"sweepMembers":            sweepMembers,
-	"retryWith lane":          retryLaned,
-	"retryWith limit":         retryLimited,
-	"awaiting retryJobs":      retryAwaiting,
-	"awaiting retryLaned":     retryAwaitingLaned,
-	"awaiting retryLimited":   retryAwaitingLimited,
 	"promoteCalls":            promoteCalls,
 	"callLanes":               callLanes,
 	"settleLimits":            settleLimits,
@@ -786,7 +761,6 @@ var built = map[string]string{
 	"reapAwaits":              reapAwaits,
 	"checkTx":                 checkTx,
 	"inTx completeOne":        inTx[completeOne],
-	"inTx completeOneKept":    inTx[completeOneKept],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
 	"statement":               statementOf(&Filter{Limit: 1}, liveInfo, waitingInfo, pastInfo),
 	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, waitingInfo, pastInfo),
@@ -1336,16 +1310,6 @@ func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	require.True(t, f.active)
 	f.quarantine.past(1)
 	require.Equal(t, 1, f.quarantine.once)
-}
-
-// A statement whose answer has changed so that nobody would be told is found when the package is loaded.
-func TestTelling_KnowsTheAnswer(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, completeOneTold, telling(withLane(completeOneKept)))
-	for _, statement := range []string{completeOneTold, completeOneLimitedTold, endTold, endLimitedTold} {
-		require.Contains(t, statement, "onceq.tell(")
-	}
-	require.Panics(t, func() { telling(strings.Replace(completeOneLimited, "\nselect coalesce(", "\nselect nullif(", 1)) })
 }
 
 func TestLineWords(t *testing.T) {

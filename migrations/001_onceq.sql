@@ -566,6 +566,17 @@ begin
 end
 $emit$;
 
+-- Calls lanes, limits and groups: a promoter looks at them when the calls are due (promoter.go).
+create function {{.schema}}.call(lines text[], due timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $call$
+#variable_conflict use_column
+begin
+  insert into {{.schema}}.lane_calls (slot, due, lane)
+  select (get_byte(sha256(decode(replace(l.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, call.due, l.lane
+    from (select distinct lane from unnest(lines) as u(lane)) l;
+end
+$call$;
+
 -- Tells those that wait for jobs how the jobs ended: the state, and of a completed one the result. It is called in the statement
 -- that ends the jobs, or with state 0 in the one that brings them back. Its statements see what was committed before them,
 -- also a group that was made after the calling statement began: who made it had the job's row locked, or the promoters look
@@ -575,7 +586,8 @@ create function {{.schema}}.tell(ids bigint[], states smallint[], results text[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $tell$
 #variable_conflict use_column
 declare
-  n bigint;
+  now   timestamptz := statement_timestamp();
+  lines text[];
 begin
   if ids is null then
     return 0;
@@ -590,24 +602,592 @@ begin
   end if;
   with told as (
     update {{.schema}}.job_members m
-       set state = g.state, told = true, result = case g.state when 5 then nullif(g.result, '')::jsonb end
+       set state = g.state, told = true, result = case when g.state = 5 then nullif(g.result, '')::jsonb end
       from unnest(ids, states, results) as g(id, state, result)
      where m.job_id + 0 = any (array[g.id])
        and ((m.state = 0) = (g.state <> 0) or g.state = 7 and m.state in (6, 8))
     returning m.group_id
-  ),
-  line as (
-    select distinct chr(31) || lpad(group_id::text, 19, '0') as lane from told
-  ),
-  call as (
-    insert into {{.schema}}.lane_calls (slot, due, lane)
-    select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from line
-    returning 1
   )
-  select count(*) into n from call;
-  return n;
+  select array_agg(distinct chr(31) || lpad(group_id::text, 19, '0')) into lines from told;
+  perform {{.schema}}.call(lines, now);
+  return coalesce(cardinality(lines), 0);
 end
 $tell$;
+
+-- Hands the places of jobs that have left the table jobs over to the next ones of their lanes and limits, which become live. It is for
+-- finish and give_back, whose planner settings it uses. lanes are those of the jobs, as in jobs.lane. Where keeps is true, a job
+-- leaves its limit and keeps the place of its lane; where stops is true, its lane stands still from now on.
+--
+-- Each step sees what the steps before it did, and what was committed before it began. So a job of a lane that goes on to the line
+-- of its limit may get the place there that became free with it. What comes in is never more than what has left, so no step counts
+-- what is live, and none needs a lock of the lane. Where fewer come in, a call has a promoter look (promoter.go): nobody waits, or
+-- somebody has locked one of the first ones, or the lane stands still, or a limit has a rate or was lowered. Above READ COMMITTED the
+-- steps do not see what others have done since the transaction began, and all is left to calls.
+create function {{.schema}}.hand_over(ids bigint[], lanes text[], keeps boolean[], stops boolean[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $hand_over$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  line   text;
+  lines  text[]   := '{}'; -- the lanes and limits that have lost a job, each as often
+  owners bigint[] := '{}'; -- and that job
+  limited boolean := false; -- some of them are limits
+  came   text[]   := '{}'; -- those into which one has come, each as often
+  comes  bigint[] := '{}'; -- and that job
+  found  bigint[];
+  froms  text[];
+  paths  text[];
+  live   bigint[] := '{}'; -- the jobs that become live, as they follow each other in their lines
+  goes   bigint[] := '{}'; -- those that go on to the lines of their limits
+  limits text[]   := '{}'; -- and these
+  times  timestamptz[];
+  woken  record;
+begin
+  -- The places are given back, and a lane stands still that a dead or held job stops.
+  for i in 1 .. cardinality(ids) loop
+    line := split_part(lanes[i], chr(31), 1);
+    if line <> '' and keeps[i] is not true then
+      lines := lines || line; owners := owners || ids[i];
+    end if;
+    line := split_part(lanes[i], chr(31), 2);
+    if line <> '' then
+      lines := lines || line; owners := owners || ids[i]; limited := true;
+    end if;
+  end loop;
+  if lines = '{}' then
+    return;
+  end if;
+  delete from {{.schema}}.lane_places p using unnest(lines, owners) as l(lane, id) where p.lane = any (array[l.lane]) and p.id = l.id;
+  if true = any (stops) then
+    insert into {{.schema}}.lane_stops (lane, id)
+    select split_part(u.lane, chr(31), 1), u.id
+      from unnest(ids, lanes, stops) as u(id, lane, stops)
+     where u.stops and split_part(u.lane, chr(31), 1) <> ''
+    on conflict do nothing;
+  end if;
+
+  if current_setting('transaction_isolation') = 'read committed' then
+    -- Of each lane as many as have left it, its first ones. They are chosen before they are locked: for one that somebody else has
+    -- locked no other one comes.
+    select array_agg(w.id), array_agg(w.path), array_agg(l.lane) into found, paths, froms
+      from (select lane, count(*) as n from unnest(lines) as l(lane) where lane not like '/%' group by lane order by lane) l
+     cross join lateral (
+           select f.id
+             from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+            cross join lateral (
+                  select id from {{.schema}}.job_waits
+                   where lane = l.lane and priority = p.priority and run_at <= now
+                   order by run_at, id
+                   limit l.n) f
+            limit l.n) f
+     cross join lateral (
+           select id, path from {{.schema}}.job_waits
+            where id = f.id and lane is not distinct from l.lane and run_at <= now and not exists (select from {{.schema}}.jobs where id = f.id offset 0)
+              for update skip locked) w
+     where not exists (select from {{.schema}}.lane_stops s where s.lane = l.lane offset 0)
+       and not exists (select from {{.schema}}.lane_limits s where s.lane = any (array[l.lane, split_part(l.lane, '/', 1) || '/']) and s.lowered offset 0);
+    for i in 1 .. coalesce(cardinality(found), 0) loop
+      came := came || froms[i]; comes := comes || found[i];
+      if paths[i] is null then
+        live := live || found[i];
+      else
+        goes := goes || found[i]; limits := limits || split_part(paths[i], chr(31), 2);
+      end if;
+    end loop;
+
+    -- One that has a limit, too, goes on to the end of the limit's line, with its place in the lane. The clock says the end: this
+    -- statement may have waited, and the one before it in the lane has gone on meanwhile.
+    if goes <> '{}' then
+      now := clock_timestamp();
+      times := array(select now - n * interval '1 microsecond' from generate_series(cardinality(goes) - 1, 0, -1) as n);
+      update {{.schema}}.job_waits w set lane = u.line, run_at = u.at, due_at = coalesce(w.due_at, w.run_at)
+        from unnest(goes, limits, times) as u(id, line, at) where w.id = any (array[u.id]);
+    end if;
+
+    -- Of those that wait for a limit, as many as have left it, the first ones that nobody has locked: limits have no order to keep. Those
+    -- that have just left it are not among them.
+    if limited then
+      select array_agg(w.id), array_agg(l.lane) into found, froms
+        from (select lane, count(*) as n from unnest(lines) as l(lane) where lane like '/%' group by lane order by lane) l
+       cross join lateral (
+             select w.id
+               from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+              cross join lateral (
+                    select id from {{.schema}}.job_waits
+                     where lane = l.lane and priority = p.priority and run_at <= now and id <> all (ids)
+                     order by run_at, id
+                     limit l.n
+                       for update skip locked) w
+              where not exists (select from {{.schema}}.jobs where id = w.id offset 0)
+              limit l.n) w
+       where not exists (select from {{.schema}}.lane_limits s
+                          where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and (s.lowered or s.rate is not null) offset 0);
+      came := came || froms; comes := comes || found; live := live || found;
+    end if;
+  end if;
+
+  -- They become live. Claims take jobs of one time by their ids, so each is a microsecond earlier than the one behind it.
+  if comes <> '{}' then
+    insert into {{.schema}}.lane_places (lane, id) select p.lane, p.id from unnest(came, comes) as p(lane, id) on conflict do nothing;
+  end if;
+  if live <> '{}' then
+    now := clock_timestamp();
+    times := array(select now - n * interval '1 microsecond' from generate_series(cardinality(live) - 1, 0, -1) as n);
+    insert into {{.schema}}.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                                  payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
+    select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key,
+           w.payload, w.payload_bytes, w.metadata, w.errors, w.identity, coalesce(w.path, w.lane), w.lane_rule, coalesce(w.due_at, w.run_at)
+      from unnest(live, times) as u(id, at) cross join lateral (select * from {{.schema}}.job_waits where id = u.id offset 0) w;
+    delete from {{.schema}}.job_waits w where w.id = any (live);
+    if exists (select from {{.schema}}.waiters w where w.idle_until > now) then
+      for woken in
+        select j.queue, count(*) as jobs from unnest(live) as u(id) cross join lateral (select queue from {{.schema}}.jobs where id = u.id offset 0) j group by j.queue
+      loop
+        perform {{.schema}}.wake(woken.queue, woken.jobs, (random() * 9223372036854775000)::bigint, false);
+      end loop;
+    end if;
+  end if;
+
+  -- Promoters look at the lines into which fewer came than have left, and at those of the limits for which jobs wait now.
+  if goes <> '{}' or cardinality(came) < cardinality(lines) then
+    perform {{.schema}}.call(limits || array(
+      select l.lane
+        from (select lane, 1 as n from unnest(lines) as l(lane) union all select lane, -1 from unnest(came) as c(lane)) l
+       group by l.lane having sum(l.n) > 0), now);
+  end if;
+end
+$hand_over$;
+
+-- Writes jobs that are about to leave jobs, or job_waits, into the history, for so many milliseconds (keeps; -1: until somebody decides,
+-- 0: not at all). notes are what is added to their errors. Their rows are locked. It is for finish and cancel, whose planner settings it uses.
+--
+-- If another job has the id there, because the sequence was set back, a completed one makes room. For one that waits for a person
+-- this one cannot end, unless it is completed, and then it leaves no record.
+create function {{.schema}}.keep_history(ids bigint[], states smallint[], results text[], spents integer[], keeps bigint[], notes jsonb[], waits boolean) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $keep_history$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  untils timestamptz[] := array(select case when k.keep > 0 then now + k.keep::float8 * interval '1 millisecond' end from unnest(keeps) as k(keep));
+  written bigint;
+begin
+  insert into {{.schema}}.job_history as h (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
+  select j.id, j.run_at, j.created_at, now, g.until,
+         j.claims, j.lost, j.attempts + g.spent, j.max_attempts, j.priority, g.state, j.queue, j.kind, j.scope, j.key,
+         j.payload, j.payload_bytes, j.metadata, j.identity, nullif(g.result, '')::jsonb,
+         case when g.note is null then j.errors when jsonb_array_length(j.errors) >= 10 then j.errors - 0 || g.note
+              else coalesce(j.errors, '[]') || g.note end, j.lane, j.lane_rule, j.if_dead
+    from unnest(ids, states, results, spents, keeps, notes, untils) as g(id, state, result, spent, keep, note, until)
+   cross join lateral (
+         select id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                payload, payload_bytes, metadata, identity, errors, lane, lane_rule, null::smallint as if_dead
+           from {{.schema}}.jobs where id = g.id and not keep_history.waits
+         union all
+         select id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                payload, payload_bytes, metadata, identity, errors, nullif(coalesce(path, lane), ''), lane_rule, if_dead
+           from {{.schema}}.job_waits where id = g.id and keep_history.waits
+         offset 0) j
+   where g.keep <> 0
+  on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
+   where h.state = 5;
+  get diagnostics written = row_count;
+  if written < (select count(*) from unnest(keeps) as k(keep) where k.keep <> 0) then
+    perform {{.schema}}.id_taken(g.id)
+       from unnest(ids, states, keeps) as g(id, state, keep)
+      cross join lateral (select finished_at, created_at from {{.schema}}.job_history where id = g.id offset 0) h
+      cross join lateral (
+            select created_at from {{.schema}}.jobs where id = g.id and not keep_history.waits
+            union all
+            select created_at from {{.schema}}.job_waits where id = g.id and keep_history.waits
+            offset 0) j
+      where g.keep <> 0 and g.state <> 5 and (h.finished_at, h.created_at) <> (now, j.created_at);
+  end if;
+end
+$keep_history$;
+
+-- Ends jobs whose guards (claims, holder) hold, which the arrays have in the order of their ids: they leave the table jobs in a finished
+-- state each, their fences say so, those that are kept (for so many milliseconds, -1 for ever, 0 not at all) go to the history, the next
+-- ones of their lanes and limits go on, and who waits for them is told. It returns the tokens of the jobs that were ended. If must is
+-- true and a guard does not hold, it raises OQ001. Locks: the jobs by id, their fences, what waits.
+create function {{.schema}}.finish(ids bigint[], claims integer[], holders bigint[], states smallint[], results text[], errors text[], spents integer[], keeps bigint[], must boolean)
+returns bigint[]
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+                 set jit = off set plan_cache_mode = force_generic_plan as $finish$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  ns     integer[];  -- the places in the arrays of the jobs whose guards hold
+  tokens bigint[];
+  scopes text[];
+  keys   text[];
+  lanes  text[];
+  rules  smallint[];
+  told   boolean;
+  stops  boolean[];
+  notes  jsonb[];    -- of the errors
+begin
+  -- The jobs whose guards hold are locked. From here on the arrays have these alone. For a single one it needs no arrays.
+  if cardinality(ids) = 1 then
+    select array[1], array[j.id << 20 | j.claims::bigint], array[j.scope], array[j.key], array[j.lane], array[j.lane_rule], j.lane_rule & 4::smallint = 4
+      into ns, tokens, scopes, keys, lanes, rules, told
+      from {{.schema}}.jobs j where j.id = ids[1] and j.claims = finish.claims[1] and j.holder = holders[1] for update;
+  else
+    select array_agg(u.n::integer), array_agg(j.id << 20 | u.claims::bigint), array_agg(j.scope), array_agg(j.key), array_agg(j.lane), array_agg(j.lane_rule), bool_or(j.lane_rule & 4::smallint = 4)
+      into ns, tokens, scopes, keys, lanes, rules, told
+      from unnest(ids, finish.claims, holders) with ordinality as u(id, claims, holder, n)
+     cross join lateral (
+           select id, scope, key, lane, lane_rule from {{.schema}}.jobs
+            where id = u.id and claims = u.claims and holder = u.holder
+              for update) j;
+  end if;
+  if ns is null or cardinality(ns) < cardinality(ids) then
+    if must then
+      perform {{.schema}}.lease_lost(ids[1]);
+    elsif ns is null then
+      return null;
+    end if;
+    ids := array(select ids[n] from unnest(ns) as n);
+    states := array(select states[n] from unnest(ns) as n);
+    results := array(select results[n] from unnest(ns) as n);
+    errors := array(select errors[n] from unnest(ns) as n);
+    spents := array(select spents[n] from unnest(ns) as n);
+    keeps := array(select keeps[n] from unnest(ns) as n);
+  end if;
+
+  -- Each fence must still be its job's: another job may have taken the key of a dead one.
+  if array_remove(keys, null) <> '{}' then
+    update {{.schema}}.job_fences f
+       set state = case when g.state = 5 then 3 when g.state = 6 then 4 when g.state = 7 then 5 else 6 end, token = g.token,
+           finished_at = case when g.state < 8 then now end, result = nullif(g.result, '')::jsonb
+      from unnest(ids, tokens, scopes, keys, states, results) as g(id, token, scope, key, state, result)
+     where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id;
+  end if;
+
+  if 0 <> any (keeps) then
+    if '' <> any (errors) then
+      notes := array(select case when g.error <> '' then jsonb_build_object('at', now, 'attempt', j.attempts + 1, 'error', g.error) end
+                       from unnest(ids, errors) as g(id, error) cross join lateral (select attempts from {{.schema}}.jobs where id = g.id offset 0) j);
+    end if;
+    perform {{.schema}}.keep_history(ids, states, results, spents, keeps, notes, false);
+  end if;
+  delete from {{.schema}}.jobs j where j.id = any (ids);
+
+  if array_remove(lanes, null) <> '{}' then
+    if states && '{6,8}' then
+      stops := array(select g.rule & 2::smallint = 2 and g.state in (6, 8) from unnest(rules, states) as g(rule, state));
+    end if;
+    perform {{.schema}}.hand_over(ids, lanes, null, stops);
+  end if;
+  if told then
+    perform {{.schema}}.tell(array_agg(g.id), array_agg(g.state), array_agg(g.result))
+       from unnest(ids, rules, states, results) as g(id, rule, state, result) where g.rule & 4::smallint = 4;
+  end if;
+  return tokens;
+end
+$finish$;
+
+-- Completes one job of a lane, if its guard holds, and leases the next job to the holder, for so many microseconds, if one becomes live,
+-- has lost no lease, and is of this queue and one of these kinds. It does for one job what finish and hand_over do for many, step by
+-- step and with no arrays: a lane waits for it. calls says that lines were called of which nobody hears otherwise. If must is true and
+-- the guard does not hold, it raises OQ001; if it is false, done is null.
+create function {{.schema}}.finish_next(id bigint, claims integer, holder bigint, result text, must boolean,
+                                        lease bigint, next_holder bigint, next_queue text, next_kinds text[],
+                                        out done bigint, out calls boolean, out leased {{.schema}}.jobs)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+                 set jit = off set plan_cache_mode = force_generic_plan as $finish_next$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  hands  boolean := current_setting('transaction_isolation') = 'read committed';
+  gone   record;
+  line   text;
+  came   bigint; -- the job that comes into the line
+  went   text;   -- its lane and its limit, if it has a limit
+  comes  timestamptz;
+  until  timestamptz;
+  job    {{.schema}}.jobs;
+  called text[] := '{}';
+  wakes  text;   -- the queue of one that is live and not leased
+begin
+  calls := false;
+  delete from {{.schema}}.jobs j where j.id = finish_next.id and j.claims = finish_next.claims and j.holder = finish_next.holder
+    returning scope, key, lane into gone;
+  if not found then
+    if must then
+      perform {{.schema}}.lease_lost(finish_next.id);
+    end if;
+    return;
+  end if;
+  done := finish_next.id;
+  if gone.key is not null then
+    update {{.schema}}.job_fences f
+       set state = 3, token = finish_next.id << 20 | finish_next.claims::bigint, finished_at = now, result = nullif(finish_next.result, '')::jsonb
+     where f.key = gone.key and f.scope = gone.scope and f.class + 0 = 0 and f.job_id = finish_next.id;
+  end if;
+
+  for part in 1 .. 2 loop -- its lane, and its limit
+    line := split_part(gone.lane, chr(31), part);
+    continue when line = '';
+    delete from {{.schema}}.lane_places p where p.lane = line and p.id = finish_next.id;
+    came := null;
+    if not hands then
+      null;
+    elsif part = 1 then
+      -- The first one of the lane. For one that somebody else has locked no other one comes.
+      select w.id, w.path into came, went
+        from (select f.id
+                from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+               cross join lateral (
+                     select id from {{.schema}}.job_waits
+                      where lane = line and priority = p.priority and run_at <= now
+                      order by run_at, id limit 1) f
+               limit 1) f
+       cross join lateral (
+             select id, path from {{.schema}}.job_waits
+              where id = f.id and lane is not distinct from line and run_at <= now and not exists (select from {{.schema}}.jobs where id = f.id offset 0)
+                for update skip locked) w
+       where not exists (select from {{.schema}}.lane_stops where lane = line offset 0)
+         and not exists (select from {{.schema}}.lane_limits where lane = any (array[line, split_part(line, '/', 1) || '/']) and lowered offset 0);
+    else
+      -- The first one that waits for the limit and that nobody has locked.
+      select w.id, null into came, went
+        from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+       cross join lateral (
+             select id from {{.schema}}.job_waits w
+              where lane = line and priority = p.priority and run_at <= now and not exists (select from {{.schema}}.jobs j where j.id = w.id offset 0)
+              order by run_at, id limit 1
+                for update skip locked) w
+       where not exists (select from {{.schema}}.lane_limits
+                          where lane = any (array[line, left(line, strpos(substr(line, 2), '/') + 1)]) and (lowered or rate is not null) offset 0)
+       limit 1;
+    end if;
+    if came is null then
+      called := called || line;
+      calls := calls or part = 2 and exists (select from {{.schema}}.job_waits where lane = line);
+      continue;
+    end if;
+    insert into {{.schema}}.lane_places (lane, id) values (line, came) on conflict do nothing;
+    comes := clock_timestamp(); -- as in hand_over
+    if went is not null then
+      -- It has a limit, too, and goes on to the end of that line.
+      line := split_part(went, chr(31), 2);
+      update {{.schema}}.job_waits set lane = line, run_at = comes, due_at = coalesce(due_at, run_at) where id = came;
+      now := comes; -- it may be the one that comes next there
+      called := called || line;
+      calls := calls or line <> split_part(gone.lane, chr(31), 2);
+      continue;
+    end if;
+    until := comes + lease::float8 * interval '1 microsecond';
+    with moved as (
+      delete from {{.schema}}.job_waits w where w.id = came
+      returning w.*, leased.id is null and w.lost = 0 and w.queue = next_queue and w.kind = any (next_kinds) as next
+    )
+    insert into {{.schema}}.jobs as j (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                                       payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
+    select m.id, comes, m.created_at, case when m.next then least(m.claims + 1, 1048575) else m.claims end,
+           m.lost, m.attempts, m.max_attempts, m.priority, m.queue, m.kind, m.scope, m.key,
+           m.payload, m.payload_bytes, m.metadata, m.errors, m.identity, coalesce(m.path, m.lane), m.lane_rule, coalesce(m.due_at, m.run_at),
+           case when m.next then until end, case when m.next then next_holder end
+      from moved m
+    returning j.* into job;
+    if job.holder is not null then
+      leased := job;
+    else
+      wakes := job.queue;
+    end if;
+  end loop;
+
+  if called <> '{}' then
+    perform {{.schema}}.call(called, now);
+  end if;
+  if wakes is not null and exists (select from {{.schema}}.waiters w where w.idle_until > now) then
+    perform {{.schema}}.wake(wakes, 1, (random() * 9223372036854775000)::bigint, false);
+  end if;
+end
+$finish_next$;
+
+-- Gives jobs back whose guards hold: they run again after their delays, in microseconds. One with a limit, and one in a lane that others
+-- may overtake in, waits in job_waits until then, and the next ones go on: see hand_over. errors are noted, an empty one is none. spents
+-- are attempts that count; reset counts from none again, as another round with new effects; at most so many lost leases go on counting
+-- (most). scope and key are the event that a job waits for, or an empty scope and the name of a sleep; null for neither: then its row
+-- in job_awaits says for how long. tokens are those of the jobs that were given back, and cancelled those among them that somebody
+-- wants cancelled. If must is true and a guard does not hold, it raises OQ001. Locks: the rows of job_awaits, the jobs by id, what waits.
+create function {{.schema}}.give_back(ids bigint[], claims integer[], holders bigint[], errors text[], spents integer[], resets boolean[], delays bigint[], most integer[], must boolean,
+                                      scopes text[], keys text[], out tokens bigint[], out cancelled bigint[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+                 set jit = off set plan_cache_mode = force_generic_plan as $give_back$
+#variable_conflict use_column
+declare
+  now   timestamptz := statement_timestamp();
+  asked bigint[] := ids;
+  noted bigint[];  -- the jobs whose rows of job_awaits are locked
+  moves bigint[];  -- those that go to job_waits
+  lanes text[];    -- their lanes and limits,
+  keeps boolean[]; -- and whether they keep the places of their lanes
+  notes jsonb[];
+  times timestamptz[]; -- when they run again
+  rounds bigint[]; -- their identities
+  calls record;
+  forever timestamptz := now + interval '36000 days'; -- who ends such a wait leaves the call
+begin
+  -- The row of job_awaits stays locked until the job is given back. So Emit, which writes that row before it looks for the job,
+  -- finds the job. If Emit has the row, the job comes again after its delay. A worker that has lost its lease must not undo what a
+  -- later one has noted, hence greatest.
+  if array_remove(keys, null) <> '{}' then
+    select array_agg(w.job_id),
+           array_agg(case when w.state = 0 then greatest(0, (extract(epoch from w.until - now) * 1e6)::bigint)
+                          when w.state is not null then 0 else u.delay end)
+      into noted, delays
+      from unnest(ids, scopes, keys, delays) as u(id, scope, key, delay)
+      left join lateral (
+           select job_id, state, until from {{.schema}}.job_awaits
+            where job_id = u.id and scope = u.scope and key = u.key
+              for update skip locked) w on true;
+    update {{.schema}}.job_awaits a set claims = greatest(a.claims, u.claims)
+      from unnest(noted, give_back.claims, scopes, keys) as u(id, claims, scope, key)
+     where a.job_id = any (array[u.id]) and a.scope = u.scope and a.key = u.key;
+  end if;
+
+  -- The jobs whose guards hold are locked. From here on the arrays have these alone. One whose id another job has in job_waits, because
+  -- the sequence was set back, stays in jobs.
+  select array_agg(j.id), array_agg(j.id << 20 | u.claims::bigint), array_agg(u.spent), array_agg(u.reset), array_agg(u.delay), array_agg(u.most),
+         array_agg(case when u.error <> '' then jsonb_build_object('at', now, 'attempt', j.attempts + 1, 'error', u.error) end),
+         array_agg(case when u.delay <= 0 and j.moves then j.created_at else now + u.delay::float8 * interval '1 microsecond' end),
+         array_agg(case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else j.identity end),
+         array_agg(j.id) filter (where j.moves), array_agg(j.lane) filter (where j.moves), array_agg(j.keeps) filter (where j.moves)
+    into ids, tokens, spents, resets, delays, most, notes, times, rounds, moves, lanes, keeps
+    from (select * from unnest(ids, give_back.claims, holders, give_back.errors, spents, resets, delays, most)
+              as u(id, claims, holder, error, spent, reset, delay, most)
+           order by id) u
+   cross join lateral (
+         select id, attempts, created_at, identity, lane, coalesce(split_part(lane, chr(31), 1) <> '' and not (lane_rule & 1::smallint = 1 and u.delay > 0), false) as keeps,
+                coalesce(split_part(lane, chr(31), 2) <> '' or lane_rule & 1::smallint = 1 and u.delay > 0, false)
+                and not exists (select from {{.schema}}.job_waits w where w.id = u.id offset 0) as moves
+           from {{.schema}}.jobs
+          where id = u.id and claims = u.claims and holder = u.holder
+            for update) j;
+  if must and cardinality(asked) > coalesce(cardinality(ids), 0) then
+    perform {{.schema}}.lease_lost(asked[1]);
+  end if;
+  if ids is null then
+    return;
+  end if;
+
+  -- Those that stay in jobs.
+  update {{.schema}}.jobs j
+     set run_at = u.at, due_at = null, leased_until = null, holder = null, attempts = case when u.reset then 0 else j.attempts + u.spent end,
+         lost = least(j.lost, u.most), identity = u.round,
+         errors = case when u.note is null then j.errors when jsonb_array_length(j.errors) >= 10 then j.errors - 0 || u.note
+                       else coalesce(j.errors, '[]') || u.note end
+    from unnest(ids, times, spents, resets, most, rounds, notes) as u(id, at, spent, reset, most, round, note)
+   where j.id = any (array[u.id]) and u.id <> all (coalesce(moves, '{}'));
+
+  -- Those that wait. With a limit and no delay one was only given back, and goes before those that have come since.
+  if moves is not null then
+    insert into {{.schema}}.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                                       payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, path)
+    select j.id, u.at, j.created_at, j.claims, least(j.lost, u.most), case when u.reset then 0 else j.attempts + u.spent end,
+           j.max_attempts, j.priority, j.queue, j.kind, j.scope, j.key, j.payload, j.payload_bytes, j.metadata,
+           case when u.note is null then j.errors when jsonb_array_length(j.errors) >= 10 then j.errors - 0 || u.note
+                else coalesce(j.errors, '[]') || u.note end, u.round,
+           case when m.keeps or split_part(j.lane, chr(31), 1) = '' then split_part(j.lane, chr(31), 2) else split_part(j.lane, chr(31), 1) end, j.lane_rule,
+           case when u.delay <= 0 then now end, nullif(replace(j.lane, chr(31) || '@', ''), split_part(j.lane, chr(31), 1))
+      from unnest(ids, times, spents, resets, delays, most, rounds, notes) as u(id, at, spent, reset, delay, most, round, note)
+      join unnest(moves, keeps) as m(id, keeps) on m.id = u.id
+     cross join lateral (select * from {{.schema}}.jobs where id = u.id offset 0) j;
+    delete from {{.schema}}.jobs j where j.id = any (moves);
+    perform {{.schema}}.hand_over(moves, lanes, keeps, null);
+    for calls in
+      select array_agg(w.lane) as lines, w.due
+        from unnest(moves) as m(id)
+       cross join lateral (select lane, greatest(run_at, now) as due from {{.schema}}.job_waits where id = m.id and run_at < forever offset 0) w
+       group by w.due
+    loop
+      perform {{.schema}}.call(calls.lines, calls.due); -- not in the query: Citus refuses that
+    end loop;
+  end if;
+
+  select array_agg(x.job_id) into cancelled
+    from unnest(ids) as u(id)
+   cross join lateral (select id, created_at from {{.schema}}.jobs where id = u.id union all select id, created_at from {{.schema}}.job_waits where id = u.id offset 0) j
+   cross join lateral (select job_id from {{.schema}}.job_cancels where job_id = u.id and requested_at >= j.created_at offset 0) x;
+end
+$give_back$;
+
+-- Cancels those of the jobs that nobody has leased, and returns them: they go to the history for keep milliseconds, and who waits for
+-- them is told. It waits for no lock, so not for a handler's transaction either. If asked is true it takes only those that somebody
+-- asked to cancel before. counts is 1 if their keys stay taken for their windows in any case: then the fence of a job that no claim had
+-- counts one. What waits for its lane may become live meanwhile, so job_waits comes first. Promoters hear of the places that became free.
+create function {{.schema}}.cancel(ids bigint[], keep bigint, asked boolean, counts integer,
+                                   out cancelled bigint[], out queues text[], out kinds text[], out scopes text[], out keys text[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+                 set jit = off set plan_cache_mode = force_generic_plan as $cancel$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  waits  bigint[];  -- those that were in job_waits
+  lines  text[];    -- of each job: its lane and its limit, as in jobs.lane, of which it has places
+  tokens bigint[];
+  rules  smallint[];
+  waiting boolean;
+begin
+  select array_agg(w.id), array_agg(case when w.lane like '/%' then split_part(w.path, chr(31), 1) end), array_agg(w.queue), array_agg(w.kind), array_agg(coalesce(w.scope, '')),
+         array_agg(coalesce(w.key, '')), array_agg(w.id << 20 | greatest(w.claims, counts)::bigint), array_agg(w.lane_rule)
+    into waits, lines, queues, kinds, scopes, keys, tokens, rules
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (
+         select id, lane, path, queue, kind, scope, key, claims, lane_rule from {{.schema}}.job_waits w
+          where id = u.id and (not asked or exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= w.created_at offset 0))
+            for update of w skip locked) w;
+  select waits || array_agg(j.id), lines || array_agg(j.lane), queues || array_agg(j.queue), kinds || array_agg(j.kind), scopes || array_agg(coalesce(j.scope, '')),
+         keys || array_agg(coalesce(j.key, '')), tokens || array_agg(j.id << 20 | greatest(j.claims, counts)::bigint), rules || array_agg(coalesce(j.lane_rule, 0::smallint))
+    into cancelled, lines, queues, kinds, scopes, keys, tokens, rules
+    from (select id from unnest(ids) as u(id) where id <> all (coalesce(waits, '{}')) order by id) u
+   cross join lateral (
+         select id, lane, queue, kind, scope, key, claims, lane_rule from {{.schema}}.jobs j
+          where id = u.id and (leased_until is null or leased_until <= now)
+            and (not asked or exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= j.created_at offset 0))
+            for update of j skip locked) j;
+  if cancelled is null then
+    return;
+  end if;
+
+  update {{.schema}}.job_fences f set state = 5, token = greatest(f.token, g.token), finished_at = now
+    from unnest(cancelled, tokens, scopes, keys) as g(id, token, scope, key)
+   where g.key <> '' and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id;
+  for waiting in select unnest(array[true, false]) loop
+    perform {{.schema}}.keep_history(array_agg(g.id), array_agg(7::smallint), array_agg(''::text), array_agg(0), array_agg(keep), null, waiting)
+       from unnest(cancelled) as g(id) where (g.id = any (coalesce(waits, '{}'))) = waiting having count(*) > 0;
+  end loop;
+  delete from {{.schema}}.job_cancels x where x.job_id = any (cancelled);
+  delete from {{.schema}}.job_waits w where w.id = any (waits);
+  delete from {{.schema}}.jobs j using unnest(cancelled) as g(id) where j.id = any (array[g.id]) and g.id <> all (coalesce(waits, '{}'));
+
+  if array_remove(lines, null) <> '{}' then
+    with line as materialized (
+      select u.id, l.lane from unnest(cancelled, lines) as u(id, lane)
+       cross join lateral (values (split_part(u.lane, chr(31), 1)), (split_part(u.lane, chr(31), 2))) as l(lane) where l.lane <> ''
+    ),
+    place as (
+      delete from {{.schema}}.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
+    )
+    select array_agg(lane) into lines from line;
+    perform {{.schema}}.call(lines, now);
+  end if;
+
+  if exists (select from unnest(rules) as r(rule) where rule & 4::smallint = 4) then
+    perform {{.schema}}.tell(array_agg(g.id), array_agg(7::smallint), null)
+       from unnest(cancelled, rules) as g(id, rule) where g.rule & 4::smallint = 4;
+  end if;
+end
+$cancel$;
 
 -- Lets those of the given followers go on whose members are done: into jobs, or to their lane or limit. It is for promoters
 -- alone. It locks the followers in one statement and looks in the next: a member that somebody brought back meanwhile is not
@@ -683,6 +1263,25 @@ begin
     from woken;
 end
 $follow$;
+
+-- On Citus these run on the node that has the tables, in a query on a table there: all that they do is in the transaction of that query.
+-- It makes no generic plan of an insert that selects.
+do $citus$
+declare
+  f record;
+begin
+  if pg_catalog.to_regclass('pg_catalog.pg_dist_partition') is null then
+    return;
+  end if;
+  for f in
+    select p.oid::regprocedure as signature
+      from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
+     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('tell', 'finish', 'give_back', 'cancel')
+  loop
+    execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
+    execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
+  end loop;
+end $citus$;
 
 -- Schedules (onceqcron). The next tick of each is an ordinary delayed job, whose handler reads and moves this row.
 create table {{.schema}}.schedules (
@@ -932,6 +1531,13 @@ drop view {{.schema}}.v_members;
 drop view {{.schema}}.v_queues;
 drop view {{.schema}}.v_jobs;
 drop function {{.schema}}.follow(text[], bigint, bigint);
+drop function {{.schema}}.cancel(bigint[], bigint, boolean, integer);
+drop function {{.schema}}.keep_history(bigint[], smallint[], text[], integer[], bigint[], jsonb[], boolean);
+drop function {{.schema}}.give_back(bigint[], integer[], bigint[], text[], integer[], boolean[], bigint[], integer[], boolean, text[], text[]);
+drop function {{.schema}}.finish_next(bigint, integer, bigint, text, boolean, bigint, bigint, text, text[]);
+drop function {{.schema}}.finish(bigint[], integer[], bigint[], smallint[], text[], text[], integer[], bigint[], boolean);
+drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[]);
+drop function {{.schema}}.call(text[], timestamptz);
 drop function {{.schema}}.tell(bigint[], smallint[], text[]);
 drop function {{.schema}}.emit(text, text, jsonb, bigint, bigint, boolean);
 drop function {{.schema}}.wake(text, bigint, bigint, boolean);

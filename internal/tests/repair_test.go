@@ -764,7 +764,7 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 	claimed := make(chan error, 1)
 	var once sync.Once
 	db, pool := hooked(t, &statementHook{before: func(sql string) {
-		if strings.Contains(sql, "delete from onceq.job_waits j using free") {
+		if strings.Contains(sql, "from onceq.cancel(") {
 			once.Do(func() {
 				leases, err := other.Claim(context.Background(), onceq.ClaimOptions{Limit: 1})
 				if len(leases) != 1 {

@@ -465,7 +465,7 @@ end $$`)
 		must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_lock(17)`))
 		until(t, db, stuck)
 		// The statement that waits is one that leases, or it is not.
-		next = sqlOne[bool](t, db, `select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'advisory' and query like '%returning id, scope, key, lane%')`)
+		next = sqlOne[bool](t, db, `select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'advisory' and query like '%finish_next(%')`)
 		if !next {
 			must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_unlock(17)`))
 		}
