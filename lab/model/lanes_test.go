@@ -106,6 +106,7 @@ type laneJob struct {
 // laneTx is an open transaction of a worker, or of the operator, who cancels or redrives.
 type laneTx struct {
 	open  bool
+	hands bool      // a completion has still to look for the next job
 	job   int8      // whose row it takes away or brings back, + 1; 0: none, the guard did not hold
 	to    lanePlace // where that goes
 	next  int8      // the successor, + 1; 0: none
@@ -346,7 +347,12 @@ func (v laneVariant) worker(s *laneState, i int, step func(string, func(*laneSta
 	does := func(what string, do func(n *laneState, w *laneWorker)) {
 		step("worker "+string(rune('0'+i))+" "+what, func(n *laneState) { do(n, &n.workers[i]) })
 	}
-	if w.tx.open {
+	switch {
+	case w.tx.hands:
+		does("hands over", func(n *laneState, w *laneWorker) { v.handOver(n, &w.tx) })
+		does("is rolled back", func(n *laneState, w *laneWorker) { n.rollBack(&w.tx) })
+		return
+	case w.tx.open:
 		does("commits", func(n *laneState, w *laneWorker) { n.commit(v, &w.tx); *w = laneWorker{} })
 		does("is rolled back", func(n *laneState, w *laneWorker) { n.rollBack(&w.tx) })
 		return
@@ -385,18 +391,22 @@ func (v laneVariant) worker(s *laneState, i int, step func(string, func(*laneSta
 	}
 }
 
-// finish is the statement of a transaction that takes a job out of the live ones.
+// finish is the step of a transaction that takes a job out of the live ones. The step that hands over follows, and sees what was committed
+// between the two.
 func (v laneVariant) finish(n *laneState, t *laneTx, job int8, to lanePlace) {
-	*t = laneTx{open: true, job: job, to: to, epoch: n.epoch}
+	*t = laneTx{open: true, job: job, to: to}
 	if job > 0 {
 		n.jobs[job-1].locked = true
 	}
-	if v.stops && to == isDead {
-		return // the lane stays still until somebody decides
-	}
+	t.hands = !v.stops || to != isDead // then the lane stays still until somebody decides
+}
+
+// handOver is that step.
+func (v laneVariant) handOver(n *laneState, t *laneTx) {
+	t.hands, t.epoch = false, n.epoch
 	without := int8(0)
 	if v.looksOnward {
-		without = job
+		without = t.job
 	}
 	if !v.serial && (!n.shrinking || v.handsOverAbove) && (!n.stopped(v) || v.handsOverStopped) {
 		if next, free := n.head(v, without); free {
