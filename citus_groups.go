@@ -110,8 +110,6 @@ func (p *parts) tell(e ends) error {
 	return p.send(tellMembers, []any{e.ids, e.states, e.results}, noRows)
 }
 
-const tellMembers = `select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls)`
-
 // sweepApart is sweepMembers without the calls, whose lines it returns.
 var sweepApart = sweepMembers[:strings.Index(sweepMembers, "),\ncall as (")] + `)
 select pg_catalog.array_agg(distinct ` + followLine("group_id") + `), statement_timestamp() from found where state <> 0`

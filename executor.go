@@ -554,7 +554,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
 	defer cancel()
 	again := outcomes[0].reset
-	plain := !slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.lease.plain(o.keep) })
+	short := !slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() || o.keep != 0 })
 	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() })
 	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 	var statement string
@@ -571,9 +571,9 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		statement, args, row = giveBackJobs, giveBackArgs(outcomes, true), []any{nil, &cancelled}
 	case again:
 		statement, args, row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &cancelled}
-	case len(outcomes) == 1:
-		statement, args = outcomes[0].lease.completion()
-	case plain:
+	case short && len(outcomes) == 1:
+		statement, args = outcomes[0].lease.shortly()
+	case short:
 		statement, args = completeJobs, completeArgs(outcomes, true)
 	default:
 		statement, args = finishJobs, finishArgs(outcomes, true)
@@ -583,7 +583,11 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, statement, args, row, next)
+	var members *lazytx.Statement
+	if short && told {
+		members = &lazytx.Statement{SQL: tellMembers, Args: toldArgs(outcomes)}
+	}
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, statement, args, row, next, members)
 	if next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)

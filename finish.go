@@ -220,10 +220,15 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
 
 // completion gives the statement that completes the job, which raises an error if its guard does not hold.
 func (l *Lease) completion() (string, []any) {
-	switch {
-	case !l.plain(l.keep):
+	if !l.plain(l.keep) {
 		return finishJobs, finishArgs([]outcome{{lease: l, state: StateCompleted, result: l.result, keep: l.keep}}, true)
-	case l.Key == "":
+	}
+	return l.shortly()
+}
+
+// shortly gives the statement for a job that is not kept and has no lane and no limit. It tells nobody.
+func (l *Lease) shortly() (string, []any) {
+	if l.Key == "" {
 		return completeOneUnkeyed, []any{l.ID, l.claims, l.holder}
 	}
 	return completeOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
@@ -295,6 +300,9 @@ select f.tokens from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::sma
 	giveBackJobs = `
 select b.tokens, b.cancelled
   from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[]) b`
+
+	// tellMembers tells those that wait for jobs how these ended. It follows a short statement that ends them in a handler's transaction.
+	tellMembers = `select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls)`
 )
 
 // appendError adds an error to a job, of which the latest ten are kept, with its time and its attempt.
@@ -374,6 +382,19 @@ func (o *outcome) lostFrom() int32 {
 		return 0
 	}
 	return maxMaxLost
+}
+
+// toldArgs are those of tellMembers for the completed jobs that others wait for.
+func toldArgs(outcomes []outcome) []any {
+	var ids []int64
+	var states []int16
+	var results []string
+	for _, o := range outcomes {
+		if o.lease.member {
+			ids, states, results = append(ids, o.lease.ID), append(states, int16(StateCompleted)), append(results, o.result)
+		}
+	}
+	return []any{ids, states, results}
 }
 
 // giveBackArgs also says what the jobs wait for, and sets how long one is given back for if Emit has the row of its wait.

@@ -126,9 +126,9 @@ var inTx = map[string]string{
 var checkTx = `select null` + sameTx("$1", "$2::bigint")
 
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// row is where its answer goes, or next, for finishNext. sure is false if the answer was lost, so that the transaction may have been
+// row is where its answer goes, or next, for finishNext. members tells those that wait for the jobs; nil for nobody. sure is false if the answer was lost, so that the transaction may have been
 // committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor) (sure bool, err error) {
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement) (sure bool, err error) {
 	own := tx.Open()
 	var other bool // the handler committed the transaction that was opened
 	same := func(row [][]byte) { other = row[len(row)-1] != nil }
@@ -155,7 +155,15 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 		last.Row = []any{next.completed(new(*int64))}
 	}
 	last.SQL = q.sql(last.SQL)
-	sure, err = tx.Commit(ctx, append(all, last)...)
+	all = append(all, last)
+	if members != nil {
+		if citus {
+			members.SQL = onNode(members.SQL)
+		}
+		members.SQL = q.sql(members.SQL)
+		all = append(all, *members)
+	}
+	sure, err = tx.Commit(ctx, all...)
 	switch {
 	case err == nil && (other || tx.Opened() && !own):
 		q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+

@@ -616,9 +616,6 @@ select id, finished_at from onceq.job_history where id = any ($1::bigint[]) and 
 -- citus_groups.go: tellBack.members
 select id from onceq.job_history where id = any ($1::bigint[]) and lane_rule & 4::smallint = 4::smallint order by id;
 
--- citus_groups.go: tellMembers
-select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls);
-
 -- citus_groups.go: toldOfApart
 select id, case when state = 5 then state else 7 end::smallint, coalesce(result::text, ''),
        coalesce(lane_rule & 4::smallint = 4::smallint, false) or exists (select from onceq.job_members m where m.job_id = h.id and not m.told offset 0)
@@ -1892,6 +1889,9 @@ ready as (
 select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- finish.go: tellMembers
+select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls);
 
 -- group.go: findCycles
 with recursive up (id, root) as (
