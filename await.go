@@ -50,7 +50,7 @@ const (
 // waitFor names what a job is given back for: a row of job_awaits.
 type waitFor struct{ scope, key string }
 
-const emitEvent = `select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool)`
+const emitEvent = `select e.first from onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool) as e(first)`
 
 // Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
 // its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
@@ -321,32 +321,9 @@ with ok as materialized (
   select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
 ),`
 
-// beginAwait writes the fence of the event, where it meets Emit, and the row of the wait, with its answer if the event was
-// emitted already. The fence of an event that was not counts as free and stays until the time-out. A sleep has no fence. No
-// state means that the row was written in between.
-const beginAwait = leaseHolds + `
-event as (
-  insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
-  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000)::float8 * interval '1 microsecond', 0, ` + sqlOfEvent + `, ` + sqlCancelled + `, $2::text, $3::text
-    from ok where $2::text <> ''
-  on conflict (key, scope, class) do update
-     set state       = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.state else ` + sqlCancelled + ` end,
-         lifetime    = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.lifetime else 0 end,
-         finished_at = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
-  returning f.state = ` + sqlCompleted + ` as came, f.result
-),
-mine as (
-  insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
-  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
-         case when e.came then ` + sqlCame + ` else ` + sqlOpen + ` end, $2::text, $3::text, case when e.came then e.result end
-    from ok left join event e on true
-  on conflict (job_id, scope, key) do update
-     set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
-         state = excluded.state, payload = excluded.payload
-   where a.identity <> excluded.identity
-  returning state, payload
-)
-select exists (select from ok), (select state from mine), coalesce((select payload::text from mine), '')`
+// beginAwait is the function begin_await of the schema, whose comment says what it does.
+const beginAwait = `
+select b.holds, b.state, b.payload from onceq.begin_await($1::bigint, $2::text, $3::text, $4::bigint, $5::int, $6::bigint, $7::bigint) b`
 
 func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
 	var holds bool

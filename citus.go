@@ -76,10 +76,6 @@ func apart(statement string) inParts {
 		return requestInParts
 	case redriveJobs:
 		return redriveInParts
-	case emitEvent:
-		return emitInParts
-	case beginAwait:
-		return beginAwaitInParts
 	}
 	if lined := linesApart(statement); lined != nil {
 		return lined
@@ -93,7 +89,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 	switch statement {
 	case completeFence, releaseFence:
 		return withClock(statement), args, nil
-	case finishJobs, giveBackJobs, cancelJobs, tellMembers:
+	case finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait:
 		return onNode(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
@@ -121,7 +117,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 // node, in a transaction of several statements, too. A call alone would run on the coordinator, and each of its steps would be a hop.
 func onNode(statement string) string {
 	switch statement {
-	case finishJobs, giveBackJobs, cancelJobs, tellMembers:
+	case finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait:
 		return statement + ", onceq.meta"
 	}
 	return statement

@@ -182,12 +182,12 @@ func TestCitus_AContextThatEndsBetweenTwoParts(t *testing.T) {
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	ending, end := context.WithCancel(ctx)
-	_, err = q.Emit(ending, between{tx, before(end, "with came as")}, "s", "e", 1)
+	_, err = q.Enqueue(ending, between{tx, before(end, "insert into onceq.jobs")}, onceq.Job{Kind: "k", Key: "a"})
 	require.ErrorIs(t, err, context.Canceled)
 	require.Error(t, tx.Commit(ctx))
-	_, emitted, err := q.Event(ctx, db.Pool, "s", "e")
+	r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "a"})
 	require.NoError(t, err)
-	require.False(t, emitted)
+	require.False(t, r.Duplicate)
 	require.NoError(t, db.Check())
 }
 
@@ -195,13 +195,13 @@ func TestCitus_AContextThatEndsBetweenTwoParts(t *testing.T) {
 func TestCitus_ADBWithoutATransactionIsRefused(t *testing.T) {
 	t.Parallel()
 	db, q := inPartsDB(t)
-	_, err := q.Emit(t.Context(), bare{db.Pool}, "s", "e", 1)
+	_, err := q.Enqueue(t.Context(), bare{db.Pool}, onceq.Job{Kind: "k", Key: "a"})
 	var bad *onceq.InvalidError
 	require.ErrorAs(t, err, &bad)
 	require.ErrorContains(t, err, "has no BeginTx")
-	_, emitted, err := q.Event(t.Context(), db.Pool, "s", "e")
+	r, err := q.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "a"})
 	require.NoError(t, err)
-	require.False(t, emitted)
+	require.False(t, r.Duplicate)
 }
 
 // bare is a DB in no transaction, of a type without BeginTx.

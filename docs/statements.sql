@@ -151,40 +151,10 @@ select coalesce(result::text, '') from onceq.job_fences f
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20);
 
 -- await.go: beginAwait
-with ok as materialized (
-  select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
-),
-event as (
-  insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
-  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000)::float8 * interval '1 microsecond', 0, 4, 5, $2::text, $3::text
-    from ok where $2::text <> ''
-  on conflict (key, scope, class) do update
-     set state       = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) then f.state else 5 end,
-         lifetime    = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) then f.lifetime else 0 end,
-         finished_at = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
-  returning f.state = 3 as came, f.result
-),
-mine as (
-  insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
-  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
-         case when e.came then 1 else 0 end, $2::text, $3::text, case when e.came then e.result end
-    from ok left join event e on true
-  on conflict (job_id, scope, key) do update
-     set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
-         state = excluded.state, payload = excluded.payload
-   where a.identity <> excluded.identity
-  returning state, payload
-)
-select exists (select from ok), (select state from mine), coalesce((select payload::text from mine), '');
+select b.holds, b.state, b.payload from onceq.begin_await($1::bigint, $2::text, $3::text, $4::bigint, $5::int, $6::bigint, $7::bigint) b;
 
 -- await.go: emitEvent
-select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool);
+select e.first from onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool) as e(first);
 
 -- await.go: endAwait
 with ok as materialized (
@@ -515,77 +485,6 @@ select onceq.id_taken(h.id);
 
 -- citus.go: waitOfBatch
 update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
-
--- citus_events.go: asideApart
-with aside as materialized (
-  select w.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
-         select id from onceq.job_waits
-          where id = u.id and claims = u.claims and run_at > $3::timestamptz
-            for update) w
-),
-back as (
-  update onceq.job_waits w set run_at = $3::timestamptz from aside where w.id = any (array[aside.id])
-  returning w.lane
-)
-select pg_catalog.array_agg(distinct lane) from back;
-
--- citus_events.go: awaitApart
-insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
-select $1::bigint, $6::bigint, $7::timestamptz, $8::timestamptz, $9::smallint, $4::text, $5::text, nullif($10::text, '')::jsonb
-  from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
-on conflict (job_id, scope, key) do update
-   set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
-       state = excluded.state, payload = excluded.payload
- where a.identity <> excluded.identity
-returning state, coalesce(payload::text, '');
-
--- citus_events.go: beginAwaitInParts.answer
-select $1::bool, $2::smallint, $3::text;
-
--- citus_events.go: beginAwaitInParts
-select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint);
-
--- citus_events.go: cameApart
-with came as (
-  update onceq.job_awaits a set state = 1, payload = $3::text::jsonb
-   where a.key = $2::text and a.scope = $1::text and a.state = 0 and a.scope <> ''
-  returning a.job_id, a.claims
-)
-select pg_catalog.array_agg(job_id order by job_id), pg_catalog.array_agg(claims order by job_id) from came where claims > 0;
-
--- citus_events.go: dueApart
-with due as materialized (
-  select j.id from unnest($1::bigint[], $2::int[]) as u(id, claims) cross join lateral (
-         select id from onceq.jobs
-          where id = u.id and claims = u.claims and leased_until is null and run_at > $3::timestamptz
-            and (lane is null or pg_catalog.right(lane, 2) <> E'\x1f' || '@')
-            for update) j
-)
-update onceq.jobs j set run_at = $3::timestamptz from due where j.id = any (array[due.id]);
-
--- citus_events.go: emitApart
-insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key, result)
-select 0, $5::timestamptz, $5::timestamptz, $4::bigint, 4, 3, $1::text, $2::text, $3::text::jsonb from onceq.meta
-on conflict (key, scope, class) do update
-   set state = 3, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
- where f.state <> 3 or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.finished_at
-returning 1;
-
--- citus_events.go: emitInParts.answer
-select $1::bool;
-
--- citus_events.go: meetApart
-insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
-select 0, $6::timestamptz, $7::timestamptz, 0, 4, 5, $4::text, $5::text
-  from onceq.meta where exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
-on conflict (key, scope, class) do update
-   set state       = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
-                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at) then f.state else 5 end,
-       lifetime    = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
-                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at) then f.lifetime else 0 end,
-       finished_at = case when f.state = 3 and not (f.lifetime = 0 and f.finished_at is not null
-                or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
-returning f.state = 3, coalesce(f.result::text, '');
 
 -- citus_groups.go: membersInParts
 select $1::bigint;

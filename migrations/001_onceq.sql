@@ -504,67 +504,108 @@ end
 $wake$;
 
 -- Writes an event unless it was emitted before, and makes the jobs run that wait for it. It returns whether it was the
--- first. Each statement sees what was committed before it: the first one meets whoever begins to wait for the event, the
--- second whoever just gives its job back, and the third finds the jobs that were given back before that. A job that is
+-- first. Each statement sees what was committed before it: the first one meets whoever begins to wait for the event (begin_await), the
+-- second whoever just gives its job back (give_back), and the others find the jobs that were given back before that. A job that is
 -- leased is left alone: its holder finds the event when it gives the job back. So is one with a slot of a rate, which starts then.
 create function {{.schema}}.emit(scope text, key text, payload jsonb, lifetime bigint, place bigint, own boolean) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $emit$
 #variable_conflict use_column
 declare
-  ids bigint[];
-  given integer[];
-  q record;
+  now    timestamptz := statement_timestamp();
+  ids    bigint[];
+  given  integer[]; -- how often each was claimed when it was given back
+  hurry  bigint[];
+  queues text[];
+  lines  text[];
+  more   text[];
+  q      record;
 begin
   insert into {{.schema}}.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key, result)
-  values (0, statement_timestamp(), statement_timestamp(), emit.lifetime, 4, 3, emit.scope, emit.key, emit.payload)
+  values (0, now, now, emit.lifetime, 4, 3, emit.scope, emit.key, emit.payload)
   on conflict (key, scope, class) do update
      set state = 3, created_at = excluded.created_at, finished_at = excluded.finished_at, lifetime = excluded.lifetime, result = excluded.result
-   where f.state <> 3 or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp();
+   where f.state <> 3 or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.finished_at;
   if not found then
     return false;
   end if;
+
   with came as (
     update {{.schema}}.job_awaits a set state = 1, payload = emit.payload
      where a.key = emit.key and a.scope = emit.scope and a.state = 0 and a.scope <> ''
     returning a.job_id, a.claims
   )
-  select array_agg(c.job_id order by c.job_id), array_agg(c.claims order by c.job_id) into ids, given from came c;
-  for q in
-    with u as materialized (
-      select u.id, u.claims from unnest(ids, given) as u(id, claims) where u.claims > 0
-    ),
-    due as materialized (
-      select j.id from u cross join lateral (
-             select id from {{.schema}}.jobs
-              where id = u.id and claims = u.claims and leased_until is null and run_at > statement_timestamp()
-                and (lane is null or right(lane, 2) <> chr(31) || '@')
-                for update) j
-    ),
-    hurried as (
-      update {{.schema}}.jobs j set run_at = statement_timestamp() from due where j.id = any (array[due.id])
-      returning j.queue
-    ),
-    aside as materialized ( -- in a lane that others may overtake in
-      select w.id from u cross join lateral (
-             select id from {{.schema}}.job_waits
-              where id = u.id and claims = u.claims and run_at > statement_timestamp()
-                for update) w
-    ),
-    back as (
-      update {{.schema}}.job_waits w set run_at = statement_timestamp() from aside where w.id = any (array[aside.id])
-      returning w.lane, w.queue
-    ),
-    call as (
-      insert into {{.schema}}.lane_calls (slot, due, lane)
-      select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from back
-    )
-    select queue, count(*) as jobs from (select queue from hurried union all select queue from back) w group by queue
-  loop
+  select array_agg(c.job_id order by c.job_id), array_agg(c.claims order by c.job_id) into ids, given from came c where c.claims > 0;
+  if ids is null then
+    return true;
+  end if;
+
+  select array_agg(j.id), array_agg(j.queue) into hurry, queues
+    from unnest(ids, given) as u(id, claims)
+   cross join lateral (
+         select id, queue from {{.schema}}.jobs
+          where id = u.id and claims = u.claims and leased_until is null and run_at > now and (lane is null or right(lane, 2) <> chr(31) || '@')
+            for update) j;
+  update {{.schema}}.jobs set run_at = now where id = any (hurry);
+
+  -- In a lane that others may overtake in, and for a limit.
+  select array_agg(w.id), array_agg(w.lane), array_agg(w.queue) into hurry, lines, more
+    from unnest(ids, given) as u(id, claims)
+   cross join lateral (
+         select id, lane, queue from {{.schema}}.job_waits where id = u.id and claims = u.claims and run_at > now for update) w;
+  if hurry is not null then
+    update {{.schema}}.job_waits set run_at = now where id = any (hurry);
+    perform {{.schema}}.call(lines, now);
+  end if;
+
+  for q in select w.queue, count(*) as jobs from unnest(queues || more) as w(queue) group by w.queue loop
     perform {{.schema}}.wake(q.queue, q.jobs, emit.place, emit.own);
   end loop;
   return true;
 end
 $emit$;
+
+-- Begins a wait of a job for an event, or with an empty scope a sleep of that name, for so many microseconds, if the job's lease holds.
+-- The fence of an event that was not emitted counts as free and stays until the time-out: there the wait meets emit, which writes
+-- that row first, too. state is what comes of the wait: 0 it is open, 1 the event was emitted before; null if there is a row of it already.
+create function {{.schema}}.begin_await(job bigint, scope text, key text, identity bigint, claims integer, holder bigint, wait bigint,
+                                        out holds boolean, out state smallint, out payload text)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $begin_await$
+#variable_conflict use_column
+declare
+  now   timestamptz := statement_timestamp();
+  until timestamptz := now + wait::float8 * interval '1 microsecond';
+  stays timestamptz := now + least(wait, 2592000000000)::float8 * interval '1 microsecond';
+  emitted boolean := false;
+  answer  jsonb;
+  mine    record;
+begin
+  payload := '';
+  holds := exists (select from {{.schema}}.jobs j where j.id = job and j.claims = begin_await.claims and j.holder = begin_await.holder);
+  if not holds then
+    return;
+  end if;
+  if begin_await.scope <> '' then
+    insert into {{.schema}}.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
+    values (0, now, stays, 0, 4, 5, begin_await.scope, begin_await.key)
+    on conflict (key, scope, class) do update
+       set state = 5, lifetime = 0, finished_at = greatest(f.finished_at, excluded.finished_at)
+     where f.state <> 3 or f.lifetime = 0 and f.finished_at is not null
+        or f.lifetime >= 0 and timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= excluded.created_at;
+    if not found then -- it was emitted
+      emitted := true;
+      select f.result into answer from {{.schema}}.job_fences f where f.class = 4 and f.scope = begin_await.scope and f.key = begin_await.key;
+    end if;
+  end if;
+  insert into {{.schema}}.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
+  values (job, begin_await.identity, now, until, emitted::integer, begin_await.scope, begin_await.key, answer)
+  on conflict (job_id, scope, key) do update
+     set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0, state = excluded.state, payload = excluded.payload
+   where a.identity <> excluded.identity
+  returning a.state, a.payload::text into mine;
+  state := mine.state;
+  payload := coalesce(mine.payload, '');
+end
+$begin_await$;
 
 -- Calls lanes, limits and groups: a promoter looks at them when the calls are due (promoter.go).
 create function {{.schema}}.call(lines text[], due timestamptz) returns void
@@ -1276,7 +1317,7 @@ begin
   for f in
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
-     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('tell', 'finish', 'give_back', 'cancel')
+     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -1539,6 +1580,7 @@ drop function {{.schema}}.finish(bigint[], integer[], bigint[], smallint[], text
 drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[]);
 drop function {{.schema}}.call(text[], timestamptz);
 drop function {{.schema}}.tell(bigint[], smallint[], text[]);
+drop function {{.schema}}.begin_await(bigint, text, text, bigint, integer, bigint, bigint);
 drop function {{.schema}}.emit(text, text, jsonb, bigint, bigint, boolean);
 drop function {{.schema}}.wake(text, bigint, bigint, boolean);
 drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);

@@ -494,7 +494,7 @@ func load(schema string) ([]Migration, error) {
 }
 
 // tag matches what begins and ends the text of a function that names the schema: rule_test.go compares it with the files.
-var tag = regexp.MustCompile(`\$(call|cancel|citus|emit|finish|finish_next|follow|give_back|hand_over|keep_history|statistics|take_fence|tell|wake)\$`)
+var tag = regexp.MustCompile(`\$(begin_await|call|cancel|citus|emit|finish|finish_next|follow|give_back|hand_over|keep_history|statistics|take_fence|tell|wake)\$`)
 
 // checkName refuses the names that Postgres would refuse, truncate or reserve, and those that may end the text of a function.
 func checkName(schema string) error {
