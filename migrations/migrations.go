@@ -11,30 +11,19 @@
 // the same time. The role needs CREATE on the schema, and CREATE on the database if the schema is missing. The
 // application's own role needs neither, and may call Up where there is nothing to do: see [Grants].
 //
-// # With tern's command line
+// # With another tool
 //
-// The files of this directory are tern migrations. They take the schema as {{.schema}}, already quoted, and do not create
-// it:
-//
-//	[database]
-//	version_table = onceq.schema_version
-//
-//	[data]
-//	schema = "onceq"
-//
-// Run "create schema onceq" first. Up and tern share the lock and the version table, so either one goes on where the other
-// stopped.
-//
-// # With goose, golang-migrate, atlas and others
-//
-// [SQL] returns each migration as plain SQL. Write it into the tool's own directory once for every new version of onceq.
-// The tool then counts the versions: do not use Up in the same schema.
+// [SQL] returns each migration as plain SQL. Write it into the tool's own directory once for every new version of onceq, and have the
+// tool run each in one transaction. Each notes its version in the table meta, which is all that Up reads: where the tool has applied
+// every one, Up has nothing to do. The tool counts for itself, and does not see what Up applies: use one of the two in a schema.
 //
 //   - goose: Up below "-- +goose Up", Down below "-- +goose Down", each between "-- +goose StatementBegin" and
 //     "-- +goose StatementEnd";
 //   - golang-migrate: Up into 0001_onceq.up.sql, Down into 0001_onceq.down.sql;
 //   - atlas: Up into a file of the versioned directory, then "atlas migrate hash"; tell declarative runs to leave the
-//     schema as it is with --exclude onceq.
+//     schema as it is with --exclude onceq;
+//   - tern: the files of this directory are tern migrations. They take the schema as {{.schema}}, already quoted, and do not create
+//     it: run "create schema onceq" first. tern and Up take the same lock.
 //
 // # New versions
 //
@@ -49,13 +38,11 @@
 package migrations
 
 import (
-	"cmp"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -96,7 +83,7 @@ func (e *VersionError) Error() string {
 }
 
 // ErrInTransaction is returned by Up on a connection with an open transaction, which Up would have to commit.
-var ErrInTransaction = errors.New("migrations: the connection has an open transaction: give Up a connection without one")
+var ErrInTransaction = errors.New("the connection has an open transaction: give Up a connection without one")
 
 // Up creates the schema if it is missing and brings it to Version. Each migration commits on its own: after an error the
 // earlier ones stay, and the next call goes on from there. The settings of the connection's session are unchanged
@@ -111,7 +98,7 @@ var ErrInTransaction = errors.New("migrations: the connection has an open transa
 // as in the middle of a deploy or after a rollback of the code, there is nothing to do; otherwise the error is a
 // *VersionError.
 //
-// Where there is nothing to do, a role with the rights of [Grants] is enough. Otherwise the error names the right that is missing.
+// Where there is nothing to do, a role with the rights of [Grants] is enough. Otherwise it must own the tables, or Postgres says what it lacks.
 func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 	_, err := Apply(ctx, conn, schema)
 	return err
@@ -120,19 +107,16 @@ func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 // Apply is Up, and returns the migrations that this call has applied, in order and without their SQL; also with an error, those that stay.
 // Of several calls at the same time each returns its own.
 func Apply(ctx context.Context, conn *pgx.Conn, schema string) (applied []Migration, err error) {
-	steps, err := load(schema)
+	list, err := load(schema)
 	if err != nil {
 		return nil, err
 	}
-	if conn.PgConn().TxStatus() != 'I' {
-		return nil, ErrInTransaction
-	}
-	return upTo(ctx, conn, schema, steps)
+	return upTo(ctx, conn, schema, list)
 }
 
-func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) (applied []Migration, err error) {
+func upTo(ctx context.Context, conn *pgx.Conn, schema string, list []Migration) (applied []Migration, err error) {
 	for try := 0; ; {
-		did, err := step(ctx, conn, schema, steps, try)
+		did, err := step(ctx, conn, schema, list, len(list), false, try)
 		if errors.As(err, new(*lockError)) {
 			try++
 			select {
@@ -142,17 +126,22 @@ func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 			}
 		}
 		if err != nil && try > 0 {
-			return applied, fmt.Errorf("migrations: schema %q: %w (transactions had its tables locked at %d tries: look for long ones in pg_stat_activity, or give Up more time)", schema, err, try)
+			err = fmt.Errorf("%w (transactions had its tables locked at %d tries: look for long ones in pg_stat_activity, or give Up more time)", err, try)
 		}
-		if err != nil {
-			return applied, fmt.Errorf("migrations: schema %q: %w", schema, err)
-		}
-		if did == nil {
-			return applied, nil
+		if err != nil || did == nil {
+			return applied, in(schema, err)
 		}
 		applied = append(applied, Migration{Version: did.Version, Name: did.Name})
 		try = 0
 	}
+}
+
+// in says in which schema an error was.
+func in(schema string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("migrations: schema %q: %w", schema, err)
 }
 
 // lockError is what a migration of tables in use failed with, because it did not get a lock in time, or was the victim of a deadlock.
@@ -164,220 +153,111 @@ func (e *lockError) Unwrap() error { return e.error }
 const lockRest = 200 * time.Millisecond
 
 // lockPatience is how long the given try waits for each lock, from 0 on: a tenth of deadlock_timeout, in the hope that all locks
-// together do not take as long as that, and a fifth more each time.
+// together do not take as long as that, and a fifth of it more each time.
 const lockPatience = `
-select pg_catalog.set_config('lock_timeout', greatest(1, setting::float8 / 10::float8 * 1.2::float8 ^ $1::int::float8)::int::text, true) from pg_settings where name = 'deadlock_timeout'`
+select pg_catalog.set_config('lock_timeout', greatest(1, setting::bigint * (5 + $1::int) / 50)::text, true) from pg_settings where name = 'deadlock_timeout'`
 
-// place is what is known of a schema and of the session's role there.
-type place struct {
-	schema    string // quoted
-	hasSchema bool
-	hasTable  bool // schema_version
-	hasMeta   bool
-	mayRead   bool // schema_version
-	mayCreate bool // in the schema, or the schema itself if it is missing
-	owns      bool // schema_version, as a member of its owner too; true if it is missing
-	owner     string
-	role      string
-	database  string
-}
-
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-// look reads that from catalogs, which every role may read.
-func look(ctx context.Context, db querier, schema string) (p place, err error) {
-	const read = `
-select n.oid is not null, c.oid is not null, m.oid is not null, coalesce(pg_catalog.has_table_privilege(c.oid, 'select'), false),
-       case when n.oid is null then pg_catalog.has_database_privilege(current_database(), 'create')
-            else pg_catalog.has_schema_privilege(n.oid, 'create') end,
-       coalesce(pg_catalog.pg_has_role(c.relowner, 'usage'), true), coalesce(pg_catalog.pg_get_userbyid(c.relowner)::text, ''),
-       current_user::text, current_database()::text
+// state reads how far a schema is, from catalogs that every role may read, and from the row that each migration writes. A schema without that
+// table is at version 0. oldest is the lowest version of code that works with the tables.
+func state(ctx context.Context, conn *pgx.Conn, schema string) (made bool, version, oldest int, err error) {
+	const catalogs = `
+select n.oid is not null, m.oid is not null
   from (values (1)) one
   left join pg_catalog.pg_namespace n on n.nspname = $1
-  left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = 'schema_version'
   left join pg_catalog.pg_class m on m.relnamespace = n.oid and m.relname = 'meta'`
-	p.schema = pgx.Identifier{schema}.Sanitize()
-	err = db.QueryRow(ctx, read, schema).
-		Scan(&p.hasSchema, &p.hasTable, &p.hasMeta, &p.mayRead, &p.mayCreate, &p.owns, &p.owner, &p.role, &p.database)
-	return p, err
+	var migrated bool
+	if err = conn.QueryRow(ctx, catalogs, schema).Scan(&made, &migrated); err != nil || !migrated {
+		return made, 0, 0, err
+	}
+	err = conn.QueryRow(ctx, "select version, oldest_code from "+pgx.Identifier{schema}.Sanitize()+".meta").Scan(&version, &oldest)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = errors.New("the table meta is empty: somebody has emptied the tables")
+	} else if err != nil {
+		err = fmt.Errorf("read meta: %w", err)
+	}
+	return made, version, oldest, err
 }
 
-// version reads the version that Up or tern has noted; 0 if neither has. The role of an application may not read their table,
-// and finds the version in meta.
-func (p *place) version(ctx context.Context, db querier) (version int, err error) {
-	table := "schema_version"
-	switch {
-	case !p.hasTable, !p.mayRead && !p.hasMeta:
-		return 0, nil
-	case !p.mayRead:
-		table = "meta"
-	}
-	err = db.QueryRow(ctx, "select version from "+p.schema+"."+table).Scan(&version)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return 0, fmt.Errorf("%s is empty: somebody has emptied the tables; if they are of version %d, as their owner: insert into %s.%s (version) values (%[2]d)",
-			table, Version, p.schema, table)
-	case err != nil:
-		return 0, fmt.Errorf("read %s: %w", table, err)
-	}
-	return version, nil
-}
-
-// rights names the right that the role lacks for a migration.
-func (p *place) rights() error {
-	role := pgx.Identifier{p.role}.Sanitize()
-	switch {
-	case !p.owns:
-		return fmt.Errorf("the tables belong to role %q, and only it or a member of it may migrate them; this is role %q", p.owner, p.role)
-	case p.mayCreate:
-		return nil
-	case p.hasSchema:
-		return fmt.Errorf("there is a migration to apply, and role %q lacks CREATE on the schema; as its owner: grant create on schema %s to %s",
-			p.role, p.schema, role)
-	}
-	database := pgx.Identifier{p.database}.Sanitize()
-	return fmt.Errorf("create the schema: role %q lacks CREATE on the database; as its owner: grant create on database %s to %s, or: create schema %s authorization %[3]s",
-		p.role, database, role, p.schema)
-}
-
-// step applies the next migration and returns it, or nil if there is none to apply. Other processes wait for its lock, and read the
-// version after that.
-func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration, try int) (did *Migration, err error) {
+// step applies the next migration, or undoes the latest one, until the schema is at version to. It returns the migration, or nil if there is
+// nothing to do. Other processes wait for its lock, and read the version after that.
+func step(ctx context.Context, conn *pgx.Conn, schema string, list []Migration, to int, undo bool, try int) (did *Migration, err error) {
 	tx, err := begin(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
-
-	p, err := look(ctx, tx, schema)
+	made, version, oldest, err := state(ctx, conn, schema)
+	switch {
+	case err != nil:
+		return nil, err
+	case version > len(list) && (undo || oldest > len(list)):
+		return nil, &VersionError{Schema: schema, Database: version, Code: len(list)}
+	case undo && version <= to, !undo && version >= to:
+		return nil, nil
+	case undo:
+		did = &list[version-1]
+		err = run(ctx, tx, did.Down)
+	case version < 1:
+		did = &list[0]
+		sql := did.Up
+		if !made {
+			sql = "create schema " + pgx.Identifier{schema}.Sanitize() + ";\n" + sql
+		}
+		err = run(ctx, tx, sql)
+	default:
+		did = &list[version]
+		if _, err = tx.Exec(ctx, lockPatience, try); err == nil {
+			err = run(ctx, tx, did.Up)
+		}
+		if code := sqlstate.Of(err); code == "55P03" || code == "40P01" {
+			err = &lockError{err}
+		}
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", did.Name, err)
 	}
-	version, err := p.version(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	if version > len(steps) {
-		oldest := version
-		if err := tx.QueryRow(ctx, "select oldest_code from "+p.schema+".meta").Scan(&oldest); err != nil {
-			return nil, fmt.Errorf("read meta: %w", err)
-		}
-		if oldest > len(steps) {
-			return nil, &VersionError{Schema: schema, Database: version, Code: len(steps)}
-		}
-	}
-	if version >= len(steps) {
-		return nil, tx.Commit(ctx)
-	}
-
-	if err := p.rights(); err != nil {
-		return nil, err
-	}
-	table := p.schema + ".schema_version"
-	if !p.hasSchema {
-		if _, err := tx.Exec(ctx, "create schema "+p.schema); err != nil {
-			return nil, fmt.Errorf("create the schema: %w", err)
-		}
-	}
-	if !p.hasTable {
-		for _, command := range []string{"create table " + table + " (version integer not null primary key)", "insert into " + table + " values (0)"} {
-			if _, err := tx.Exec(ctx, command); err != nil {
-				return nil, fmt.Errorf("create schema_version: %w", err)
-			}
-		}
-	}
-	if version > 0 {
-		if _, err := tx.Exec(ctx, lockPatience, min(try, 25)); err != nil { // 1.2^25 is a hundred
-			return nil, fmt.Errorf("set lock_timeout: %w", err)
-		}
-	}
-	next := &steps[version]
-	for _, command := range commands(next.Up) {
-		if _, err := tx.Exec(ctx, command); err != nil {
-			if state := sqlstate.Of(err); version > 0 && (state == "55P03" || state == "40P01") {
-				err = &lockError{err}
-			}
-			return nil, fmt.Errorf("%s: %w", next.Name, err)
-		}
-	}
-	if _, err := tx.Exec(ctx, "update "+table+" set version = $1", next.Version); err != nil {
-		return nil, fmt.Errorf("write schema_version: %w", err)
-	}
-	return next, tx.Commit(ctx)
+	return did, tx.Commit(ctx)
 }
 
-// Current returns the version to which Up, or tern, has brought a schema; 0 if neither has worked there. It knows nothing of
-// other migration tools: Queue.Check does.
+// run sends the commands one by one: Citus refuses several at once.
+func run(ctx context.Context, tx pgx.Tx, sql string) error {
+	for _, command := range commands(sql) {
+		if _, err := tx.Exec(ctx, command); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Current returns the version of a schema's tables, whatever tool has migrated them; 0 if there are none.
 func Current(ctx context.Context, conn *pgx.Conn, schema string) (version int, err error) {
 	if err := checkName(schema); err != nil {
 		return 0, err
 	}
-	p, err := look(ctx, conn, schema)
-	if err == nil {
-		version, err = p.version(ctx, conn)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("migrations: schema %q: %w", schema, err)
-	}
-	return version, nil
+	_, version, _, err = state(ctx, conn, schema)
+	return version, in(schema, err)
 }
 
-// DownTo undoes what Up has done, down to a version, and deletes the data of what it removes: at version 0 no job, no key and
+// DownTo undoes migrations, down to a version, and deletes the data of what it removes: at version 0 no job, no key and
 // no history is left. The schema itself stays. No worker may run meanwhile. As with Up, each migration commits on its own, and a
 // schema that is newer than this package is a *VersionError.
 func DownTo(ctx context.Context, conn *pgx.Conn, schema string, version int) error {
-	steps, err := load(schema)
+	list, err := load(schema)
 	if err != nil {
 		return err
 	}
-	if version < 0 || version > len(steps) {
-		return fmt.Errorf("migrations: there is no version %d; 0 to %d is possible", version, len(steps))
+	if version < 0 || version > len(list) {
+		return fmt.Errorf("migrations: there is no version %d; 0 to %d is possible", version, len(list))
 	}
-	if conn.PgConn().TxStatus() != 'I' {
-		return ErrInTransaction
-	}
-	for {
-		done, err := stepDown(ctx, conn, schema, steps, version)
-		if err != nil {
-			return fmt.Errorf("migrations: schema %q: %w", schema, err)
-		}
-		if done {
-			return nil
-		}
-	}
+	return downTo(ctx, conn, schema, list, version)
 }
 
-// stepDown undoes the latest migration, or reports that there is none to undo.
-func stepDown(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration, to int) (done bool, err error) {
-	tx, err := begin(ctx, conn)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
-	version, err := Current(ctx, conn, schema)
-	switch {
-	case err != nil:
-		return false, err
-	case version > len(steps):
-		return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
-	case version <= to:
-		return true, nil
-	}
-	if p, err := look(ctx, tx, schema); err != nil || !p.owns {
-		return false, cmp.Or(err, p.rights())
-	}
-	last := steps[version-1]
-	for _, command := range commands(last.Down) {
-		if _, err := tx.Exec(ctx, command); err != nil {
-			return false, fmt.Errorf("%s: %w", last.Name, err)
+func downTo(ctx context.Context, conn *pgx.Conn, schema string, list []Migration, version int) error {
+	for {
+		if did, err := step(ctx, conn, schema, list, version, true, 0); err != nil || did == nil {
+			return in(schema, err)
 		}
 	}
-	if _, err := tx.Exec(ctx, "update "+pgx.Identifier{schema}.Sanitize()+".schema_version set version = $1", version-1); err != nil {
-		return false, fmt.Errorf("write schema_version: %w", err)
-	}
-	return false, tx.Commit(ctx)
 }
 
 // begin opens the transaction of one migration, once no other process migrates. Read committed takes a new snapshot for each
@@ -385,31 +265,33 @@ func stepDown(ctx context.Context, conn *pgx.Conn, schema string, steps []Migrat
 // not matter. Nor may its time limits: another process may migrate for long, and ctx says how long this one waits. Its lock_timeout
 // counts for tables.
 func begin(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
+	if conn.PgConn().TxStatus() != 'I' {
+		return nil, ErrInTransaction
+	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return nil, err
 	}
+	// Two statements: a statement_timeout goes on for the statement that turns it off.
 	const settings = `
-select pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', '0', true),
+select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', '0', true),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end`
-	const wait = `select pg_catalog.set_config('lock_timeout', '0', true), pg_catalog.pg_advisory_xact_lock($1), pg_catalog.set_config('lock_timeout', $2, true)`
-	var patience string
-	if err = tx.QueryRow(ctx, settings).Scan(&patience, nil, nil, nil); err == nil {
-		if _, err = tx.Exec(ctx, wait, lock, patience); err == nil {
-			return tx, nil
-		}
-		err = fmt.Errorf("wait for other migrations: %w", err)
+	const wait = `
+with session as materialized (select pg_catalog.current_setting('lock_timeout') as patience)
+select pg_catalog.set_config('lock_timeout', '0', true), pg_catalog.pg_advisory_xact_lock($1), pg_catalog.set_config('lock_timeout', patience, true) from session`
+	if _, err = tx.Exec(ctx, settings); err == nil {
+		_, err = tx.Exec(ctx, wait, lock)
 	}
-	_ = tx.Rollback(context.WithoutCancel(ctx))
-	return nil, err
+	if err != nil {
+		_ = tx.Rollback(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("wait for other migrations: %w", err)
+	}
+	return tx, nil
 }
 
 // List returns the migrations in order, without their SQL.
 func List() []Migration {
-	list, err := SQL("onceq")
-	if err != nil {
-		panic(err) // the files are part of this package, and its tests load them
-	}
+	list := read("onceq")
 	for i := range list {
 		list[i].Up, list[i].Down = "", ""
 	}
@@ -423,74 +305,33 @@ func SQL(schema string) ([]Migration, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range list {
-		list[i].Up += "\n"
-		list[i].Down += "\n"
-	}
 	list[0].Up = "create schema if not exists " + pgx.Identifier{schema}.Sanitize() + ";\n\n" + list[0].Up
 	return list, nil
 }
+
+var tablePattern = regexp.MustCompile(`(?m)^create(?: unlogged)? table "onceq"\.(\w+)`)
 
 // Grants returns the statements that give a role what onceq needs at run time, without DDL. Run them as the schema's
 // owner after every migration; they may be repeated. The role reads and adds to the audit trail (actions), and cannot change or
 // remove lines of it.
 func Grants(schema, role string) string {
 	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
-	written := make([]string, 0, 8)
-	for _, table := range tables() {
-		if table != "meta" && table != "actions" {
-			written = append(written, ident+"."+table)
-		}
-	}
-	read := []string{ident + ".meta"}
-	for _, view := range views() {
-		read = append(read, ident+"."+view)
-	}
-	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", "), "$read", strings.Join(read, ", ")).Replace(
-		`grant usage on schema $schema to $role;
-grant select on $read to $role;
-grant select, insert, update, delete on $written to $role;
-grant select, insert on $schema.actions to $role;
-grant usage on all sequences in schema $schema to $role;
-grant execute on all functions in schema $schema to $role;
-`)
-}
-
-var (
-	tablePattern = regexp.MustCompile(`(?m)^(create|drop)(?: unlogged)? table (?:if (?:not )?exists )?"onceq"\.(\w+)`)
-	viewPattern  = regexp.MustCompile(`(?m)^(create|drop)(?: or replace)? view (?:if exists )?"onceq"\.(\w+)`)
-)
-
-// tables returns the names of the tables that exist after all migrations, in the order of their creation.
-// schema_version is not among them: it belongs to the tool that runs the migrations.
-func tables() []string { return after(tablePattern) }
-
-// views does the same for views.
-func views() []string { return after(viewPattern) }
-
-func after(pattern *regexp.Regexp) []string {
-	steps, err := load("onceq")
-	if err != nil {
-		panic(err) // the files are part of this package, and its tests load them
-	}
-	var names []string
-	for _, s := range steps {
-		for _, match := range pattern.FindAllStringSubmatch(s.Up, -1) {
-			names = slices.DeleteFunc(names, func(name string) bool { return name == match[2] })
-			if match[1] == "create" {
-				names = append(names, match[2])
+	var written []string
+	for _, m := range read("onceq") {
+		for _, table := range tablePattern.FindAllStringSubmatch(m.Up, -1) {
+			if table[1] != "meta" && table[1] != "actions" {
+				written = append(written, ident+"."+table[1])
 			}
 		}
 	}
-	return names
-}
-
-// load reads the files for a schema, after checking its name.
-func load(schema string) ([]Migration, error) {
-	if err := checkName(schema); err != nil {
-		return nil, err
-	}
-	return read(files, schema)
+	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", ")).Replace(
+		`grant usage on schema $schema to $role;
+grant select on all tables in schema $schema to $role;
+grant insert, update, delete on $written to $role;
+grant insert on $schema.actions to $role;
+grant usage on all sequences in schema $schema to $role;
+grant execute on all functions in schema $schema to $role;
+`)
 }
 
 // tag matches what begins and ends the text of a function that names the schema: rule_test.go compares it with the files.

@@ -50,7 +50,7 @@ func collect(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
 	return list
 }
 
-// catalog lists everything in a schema, without the schema's name. schema_version is left out.
+// catalog lists everything in a schema, without the schema's name.
 func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
 	t.Helper()
 	const everything = `
@@ -58,7 +58,7 @@ func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
 		  select c.*
 		  from pg_class c
 		  join pg_namespace n on n.oid = c.relnamespace
-		  where n.nspname = $1 and c.relname not in ('schema_version', 'schema_version_pkey')
+		  where n.nspname = $1
 		)
 		select 'relation ' || relname || ' ' || relkind::text || ' ' || relpersistence::text || ' ' || coalesce(reloptions::text, '')
 		from relations
@@ -89,7 +89,7 @@ func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
 		select 'type ' || typname || ' ' || typtype::text
 		from pg_type t
 		join pg_namespace n on n.oid = t.typnamespace
-		where n.nspname = $1 and typname not in ('schema_version', '_schema_version')
+		where n.nspname = $1
 		order by 1`
 	list := collect(t, conn, everything, schema)
 	require.NotEmpty(t, list)
@@ -103,7 +103,7 @@ func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
 func version(t *testing.T, conn *pgx.Conn, schema string) int {
 	t.Helper()
 	var v int
-	require.NoError(t, conn.QueryRow(t.Context(), "select version from "+pgx.Identifier{schema}.Sanitize()+".schema_version").Scan(&v))
+	require.NoError(t, conn.QueryRow(t.Context(), "select version from "+pgx.Identifier{schema}.Sanitize()+".meta").Scan(&v))
 	return v
 }
 
@@ -115,7 +115,6 @@ func TestUpTwice(t *testing.T) {
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 	require.Equal(t, first, catalog(t, conn, "onceq"))
 	require.Equal(t, migrations.Version, version(t, conn, "onceq"))
-	require.Equal(t, []string{"1"}, collect(t, conn, "select count(*)::text from onceq.schema_version"))
 }
 
 func TestUpConcurrently(t *testing.T) {
@@ -230,10 +229,10 @@ func TestUpAsOwnerOfSchemaAlone(t *testing.T) {
 
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
-	require.ErrorContains(t, migrations.Up(t.Context(), conn, "another"), "create the schema")
+	require.ErrorContains(t, migrations.Up(t.Context(), conn, "another"), "permission denied for database")
 }
 
-// A role that may not migrate learns that there is nothing to do, or which right it lacks.
+// A role that may not migrate learns that there is nothing to do, or what it lacks.
 func TestUpWithoutRights(t *testing.T) {
 	t.Parallel()
 	conn := empty(t)
@@ -246,12 +245,9 @@ func TestUpWithoutRights(t *testing.T) {
 	}
 	up := func() error { return migrations.Up(t.Context(), conn, odd) }
 	schema := pgx.Identifier{odd}.Sanitize()
-	var database string
-	require.NoError(t, conn.QueryRow(t.Context(), "select quote_ident(current_database())").Scan(&database))
-	require.ErrorContains(t, as(shop, up), "create the schema: role "+shop+` lacks CREATE on the database; as its owner: grant create on database `+
-		pgx.Identifier{strings.Trim(database, `"`)}.Sanitize()+" to "+shop)
+	require.ErrorContains(t, as(shop, up), "permission denied for database")
 	exec(t, conn, "create schema "+schema)
-	require.ErrorContains(t, as(shop, up), "role "+shop+" lacks CREATE on the schema; as its owner: grant create on schema "+schema+" to "+shop)
+	require.ErrorContains(t, as(shop, up), "permission denied for schema")
 	require.NoError(t, up())
 
 	exec(t, conn, migrations.Grants(odd, strings.Trim(shop, `"`)))
@@ -261,18 +257,16 @@ func TestUpWithoutRights(t *testing.T) {
 		require.Equal(t, migrations.Version, v)
 		return err
 	}))
-	var user string
-	require.NoError(t, conn.QueryRow(t.Context(), "select current_user").Scan(&user))
 	for _, change := range []func() error{
 		func() error { return migrations.UpToLater(t.Context(), conn, odd) }, func() error { return migrations.DownTo(t.Context(), conn, odd, 0) },
 	} {
-		require.ErrorContains(t, as(shop, change), fmt.Sprintf(`the tables belong to role %q, and only it or a member of it may migrate them; this is role %s`, user, shop))
+		require.ErrorContains(t, as(shop, change), "must be owner of ")
 	}
 	require.NoError(t, migrations.UpToLater(t.Context(), conn, odd))
 	require.NoError(t, as(shop, up), "a newer schema")
 
-	exec(t, conn, "delete from "+schema+".schema_version")
-	require.ErrorContains(t, up(), fmt.Sprintf("schema_version is empty: somebody has emptied the tables; if they are of version %d, as their owner: insert into %s.schema_version (version) values (%[1]d)", migrations.Version, schema))
+	exec(t, conn, "delete from "+schema+".meta")
+	require.ErrorContains(t, up(), "the table meta is empty: somebody has emptied the tables")
 }
 
 func TestUpOfNewerSchema(t *testing.T) {
@@ -413,7 +407,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Up runs each file in a transaction. A file that asks tern not to use one is an error.
+// Up runs each file in a transaction.
 func TestEachMigrationIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	list, err := migrations.SQL("onceq")
@@ -435,6 +429,9 @@ func TestSQLByHand(t *testing.T) {
 			for _, m := range list {
 				exec(t, byHand, m.Up)
 			}
+			applied, err := migrations.Apply(t.Context(), byHand, schema)
+			require.NoError(t, err)
+			require.Empty(t, applied, "Up sees what another tool has done")
 			require.Equal(t, catalog(t, byUp, schema), catalog(t, byHand, schema))
 
 			for i := len(list) - 1; i >= 0; i-- {
@@ -448,7 +445,7 @@ func TestSQLByHand(t *testing.T) {
 	}
 }
 
-// DownTo leaves nothing but the version, and Up begins anew from there.
+// DownTo leaves nothing but the schema, and Up begins anew from there.
 func TestDownTo(t *testing.T) {
 	t.Parallel()
 	conn := empty(t)
@@ -468,7 +465,7 @@ func TestDownTo(t *testing.T) {
 
 	require.NoError(t, migrations.DownTo(t.Context(), conn, odd, 0))
 	require.Equal(t, 0, current())
-	require.Equal(t, []string{"schema_version", "schema_version_pkey"}, collect(t, conn, `
+	require.Empty(t, collect(t, conn, `
 		select relname::text from pg_class c join pg_namespace n on n.oid = relnamespace where nspname = $1
 		union all
 		select proname::text from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = $1`, odd))
@@ -477,7 +474,7 @@ func TestDownTo(t *testing.T) {
 
 	require.ErrorContains(t, migrations.DownTo(t.Context(), conn, odd, -1), "no version -1")
 	require.ErrorContains(t, migrations.DownTo(t.Context(), conn, odd, migrations.Version+1), "no version")
-	exec(t, conn, "update "+pgx.Identifier{odd}.Sanitize()+".schema_version set version = version + 7")
+	exec(t, conn, "update "+pgx.Identifier{odd}.Sanitize()+".meta set version = version + 7")
 	var newer *migrations.VersionError
 	require.ErrorAs(t, migrations.DownTo(t.Context(), conn, odd, 0), &newer)
 	exec(t, conn, "begin")
@@ -507,7 +504,7 @@ func TestGrants(t *testing.T) {
 		select relname || ' ' || relkind::text
 		from pg_class c
 		join pg_namespace n on n.oid = c.relnamespace
-		where nspname = $1 and relkind in ('r', 'S', 'v') and relname <> 'schema_version'
+		where nspname = $1 and relkind in ('r', 'S', 'v')
 		order by relname collate "C"`, odd) {
 		relation, kind, _ := strings.Cut(relation, " ")
 		switch {

@@ -24,10 +24,10 @@ func UpToLater(ctx context.Context, conn *pgx.Conn, schema string) error {
 
 func DownFromLater(ctx context.Context, conn *pgx.Conn, schema string) error {
 	steps, err := later(schema)
-	for done := false; !done && err == nil; {
-		done, err = stepDown(ctx, conn, schema, steps, Version)
+	if err != nil {
+		return err
 	}
-	return err
+	return downTo(ctx, conn, schema, steps, Version)
 }
 
 func later(schema string) ([]Migration, error) {
@@ -39,12 +39,7 @@ func later(schema string) ([]Migration, error) {
 	if err != nil {
 		return nil, err
 	}
-	up, down, _ := strings.Cut(string(text), separator)
-	m := Migration{Version: Version + 1, Name: "later"}
-	if m.Up, err = fill(up, schema); err == nil {
-		m.Down, err = fill(down, schema)
-	}
-	return append(steps, m), err
+	return append(steps, fill(Version+1, "later", string(text), schema)), nil
 }
 
 var (

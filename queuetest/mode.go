@@ -86,7 +86,7 @@ func standIn(ctx context.Context, conn *pgx.Conn, schema, role string) error {
 	if schema != elsewhere() || schema == "" {
 		return nil
 	}
-	rows, err := conn.Query(ctx, `select tablename::text from pg_tables where schemaname = $1 and tablename <> 'schema_version'`, schema)
+	rows, err := conn.Query(ctx, `select tablename::text from pg_tables where schemaname = $1`, schema)
 	if err != nil {
 		return err
 	}

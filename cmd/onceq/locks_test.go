@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -19,17 +21,23 @@ func TestLocksOfOthers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, schema(), queuetest.NoMigrations())
 	fine(t, db.URL, "migrate", "up")
-	tx, err := db.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	_, err = tx.Exec(t.Context(), `lock table onceq.schema_version, onceq.job_cancels`)
-	require.NoError(t, err)
+	lock := func(table string) pgx.Tx {
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		_, err = tx.Exec(t.Context(), `lock table onceq.`+table)
+		require.NoError(t, err)
+		return tx
+	}
+	tx := lock("meta")
 	pid := tx.Conn().PgConn().PID()
 
 	a := do(t, db.URL, "migrate", "up")
 	require.Equal(t, codeFailed, a.code, a.err)
 	require.Contains(t, a.err, "A lock was not free within 5s")
 	require.Contains(t, a.err, fmt.Sprintf("Locks are held by session %d (", pid))
+	require.NoError(t, tx.Rollback(t.Context()))
+	tx = lock("job_cancels")
 	a = do(t, db.URL, "reap", "--timeout", "20s")
 	require.Equal(t, codeFailed, a.code, a.err)
 	require.Contains(t, a.out, "Removed 0 keys")

@@ -81,17 +81,12 @@ func (a *app) upCommand() *cobra.Command {
 		Use:   "up",
 		Short: "Create the tables, or bring them to the version of this command",
 		Long: `up creates the schema if it is missing and brings its tables to the version of this command. Running it again does nothing. It needs
-a role that may create tables. Each migration is one transaction, and waits for a table for no longer than 5 s, or --timeout if that is shorter:
+a role that may create tables. If another migration tool runs the SQL of onceq migrate sql, go on with that tool: it does not see what up applies. Each migration is one transaction, and waits for a table for no longer than 5 s, or --timeout if that is shorter:
 workers would wait behind it. Run it again then. While another process migrates, it waits.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
 				ctx := cmd.Context()
-				if strange, err := a.anotherTool(ctx, conn); err != nil {
-					return err
-				} else if strange {
-					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: go on with that tool, which gets the SQL from onceq migrate sql", a.schema)}
-				}
 				applied, err := migrations.Apply(ctx, conn, a.schema)
 				if err != nil {
 					return err
@@ -118,16 +113,6 @@ workers would wait behind it. Run it again then. While another process migrates,
 	}
 }
 
-// anotherTool reports whether the tables are there although neither this command nor tern has noted a version.
-func (a *app) anotherTool(ctx context.Context, conn *pgx.Conn) (bool, error) {
-	version, err := migrations.Current(ctx, conn, a.schema)
-	if err != nil || version > 0 || a.q.Check(ctx) != nil {
-		return false, err
-	}
-	version, err = migrations.Current(ctx, conn, a.schema) // another process may have made them just now
-	return version == 0, err
-}
-
 func (a *app) downCommand() *cobra.Command {
 	var to int
 	var agree consent
@@ -135,7 +120,7 @@ func (a *app) downCommand() *cobra.Command {
 		Use:   "down --to VERSION",
 		Short: "Undo migrations, and delete their data",
 		Long: `down undoes the migrations after --to, and deletes what their tables hold. --to 0 removes everything: every job, every key and all
-history. The schema itself stays. Stop all workers first.`,
+history. The schema itself stays. Stop all workers first. What another migration tool has applied is better undone by that tool, which counts for itself.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
@@ -146,16 +131,9 @@ history. The schema itself stays. Stop all workers first.`,
 				if to < 0 || to > migrations.Version {
 					return usagef("--to is %d; 0 to %d is possible", to, migrations.Version)
 				}
-				strange, err := a.anotherTool(ctx, conn)
-				if err != nil {
-					return err
-				}
 				before, err := migrations.Current(ctx, conn, a.schema)
 				if err != nil {
 					return err
-				}
-				if strange {
-					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: undo it with that tool", a.schema)}
 				}
 				if before <= to {
 					if a.json {
@@ -208,7 +186,6 @@ func (a *app) statusCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			return a.withConn(ctx, func(conn *pgx.Conn) error {
-				tool := "onceq or tern"
 				version, err := migrations.Current(ctx, conn, a.schema)
 				if err != nil {
 					return err
@@ -216,12 +193,6 @@ func (a *app) statusCommand() *cobra.Command {
 				tooOld := a.q.Check(ctx)
 				if errors.Is(tooOld, onceq.ErrIDTaken) {
 					tooOld = nil
-				}
-				if version == 0 && tooOld == nil {
-					tool = "another migration tool"
-					if version, err = a.tablesVersion(ctx); err != nil {
-						return err
-					}
 				}
 				type one struct {
 					Version int    `json:"version"`
@@ -234,7 +205,7 @@ func (a *app) statusCommand() *cobra.Command {
 					all = append(all, one{m.Version, m.Name, m.Version <= version})
 					state := "missing"
 					if m.Version <= version {
-						state = "applied by " + tool
+						state = "applied"
 					}
 					t.add(m.Version, m.Name, state)
 				}

@@ -853,7 +853,7 @@ declare
   r record;
 begin
   for r in select oid::regclass as name from pg_class
-            where relnamespace = (select relnamespace from pg_class where oid = 'jobs'::regclass) and relkind = 'r' and relname not in ('meta', 'schema_version')
+            where relnamespace = (select relnamespace from pg_class where oid = 'jobs'::regclass) and relkind = 'r' and relname <> 'meta'
             order by relname
   loop
     execute 'lock table ' || r.name || ' in access exclusive mode';

@@ -1,5 +1,5 @@
-// Package tern shows that tern and migrations.Up can run the same files on the same database, one after the other and at
-// the same time. It uses tern as a library; tern's command line only calls that.
+// Package tern shows that tern can run the files, that migrations.Up goes on from there, and that it waits while tern runs.
+// It uses tern as a library; tern's command line only calls that.
 package tern
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// files are the files that onceq embeds. With next there is one more, as in a later release.
-func files(t *testing.T, next bool) fs.FS {
+// files are the files that onceq embeds.
+func files(t *testing.T) fs.FS {
 	t.Helper()
 	dir := os.DirFS("../../migrations")
 	all := fstest.MapFS{}
@@ -27,9 +27,6 @@ func files(t *testing.T, next bool) fs.FS {
 		text, err := fs.ReadFile(dir, m.Name)
 		require.NoError(t, err)
 		all[m.Name] = &fstest.MapFile{Data: text}
-	}
-	if next {
-		all["002_later.sql"] = &fstest.MapFile{Data: []byte("create table {{.schema}}.later ();\n---- create above / drop below ----\ndrop table {{.schema}}.later;")}
 	}
 	return all
 }
@@ -65,12 +62,6 @@ func exec(t *testing.T, conn *pgx.Conn, sql string) {
 	require.NoError(t, err)
 }
 
-func version(t *testing.T, conn *pgx.Conn) (v int) {
-	t.Helper()
-	require.NoError(t, conn.QueryRow(t.Context(), `select version from onceq.schema_version`).Scan(&v))
-	return v
-}
-
 // Up and SQL read from the files exactly what tern runs.
 func TestTheSameSQL(t *testing.T) {
 	t.Parallel()
@@ -78,7 +69,7 @@ func TestTheSameSQL(t *testing.T) {
 		m, err := migrate.NewMigrator(t.Context(), nil, "")
 		require.NoError(t, err)
 		m.Data["schema"] = pgx.Identifier{schema}.Sanitize()
-		require.NoError(t, m.LoadMigrations(files(t, false)))
+		require.NoError(t, m.LoadMigrations(files(t)))
 		list, err := migrations.SQL(schema)
 		require.NoError(t, err)
 		require.Len(t, m.Migrations, len(list))
@@ -92,40 +83,17 @@ func TestTheSameSQL(t *testing.T) {
 	}
 }
 
-func TestTernGoesOnWhereUpStopped(t *testing.T) {
-	t.Parallel()
-	_, conn := empty(t)
-	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
-	var ran []string
-	tern := migrator(t, conn, files(t, true))
-	tern.OnStart = func(_ int32, name, direction, _ string) { ran = append(ran, name+" "+direction) }
-	require.NoError(t, tern.Migrate(t.Context()))
-	require.Equal(t, []string{"002_later.sql up"}, ran)
-	require.Equal(t, migrations.Version+1, version(t, conn))
-
-	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"), "the newer tables bear this release")
-	require.Equal(t, migrations.Version+1, version(t, conn))
-	require.NoError(t, tern.MigrateTo(t.Context(), migrations.Version))
-	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
-	require.NoError(t, tern.MigrateTo(t.Context(), 0))
-	require.Equal(t, 0, version(t, conn))
-}
-
 func TestUpGoesOnWhereTernStopped(t *testing.T) {
 	t.Parallel()
 	_, conn := empty(t)
 	exec(t, conn, "create schema onceq")
-	tern := migrator(t, conn, files(t, false)) // makes the version table
-	require.Equal(t, 0, version(t, conn))
-	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
-	require.Equal(t, migrations.Version, version(t, conn))
+	tern := migrator(t, conn, files(t))
 	require.NoError(t, tern.Migrate(t.Context()))
-	require.NoError(t, tern.MigrateTo(t.Context(), 0))
-	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	applied, err := migrations.Apply(t.Context(), conn, "onceq")
+	require.NoError(t, err)
+	require.Empty(t, applied)
 	require.NoError(t, tern.MigrateTo(t.Context(), 0))
 	require.NoError(t, tern.Migrate(t.Context()))
-	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
-	require.Equal(t, migrations.Version, version(t, conn))
 }
 
 // waiting waits until a session of the database waits for an advisory lock.
@@ -144,45 +112,25 @@ func TestUpWaitsForTern(t *testing.T) {
 	t.Parallel()
 	db, conn := empty(t)
 	exec(t, conn, "create schema onceq")
-	tern := migrator(t, conn, files(t, false))
+	tern := migrator(t, conn, files(t))
 	inside, goOn := make(chan struct{}), make(chan struct{})
 	tern.OnStart = func(int32, string, string, string) {
 		close(inside)
 		<-goOn
 	}
 	ternDone, upDone := make(chan error, 1), make(chan error, 1)
+	var applied []migrations.Migration
 	go func() { ternDone <- tern.Migrate(t.Context()) }()
 	<-inside
 	ours := connect(t, db)
-	go func() { upDone <- migrations.Up(t.Context(), ours, "onceq") }()
+	go func() {
+		var err error
+		applied, err = migrations.Apply(t.Context(), ours, "onceq")
+		upDone <- err
+	}()
 	waiting(t, connect(t, db))
 	close(goOn)
 	require.NoError(t, <-ternDone)
 	require.NoError(t, <-upDone)
-	require.Equal(t, migrations.Version, version(t, conn))
-}
-
-func TestTernWaitsForUp(t *testing.T) {
-	t.Parallel()
-	db, conn := empty(t)
-	exec(t, conn, "create schema onceq")
-	tern := migrator(t, conn, files(t, false))
-	// Up waits for a table of its first file that another session is about to make.
-	other := connect(t, db)
-	exec(t, other, "begin; create table onceq.meta ()")
-	ours := connect(t, db)
-	ternDone, upDone := make(chan error, 1), make(chan error, 1)
-	go func() { upDone <- migrations.Up(t.Context(), ours, "onceq") }()
-	look := connect(t, db)
-	require.Eventually(t, func() bool {
-		var blocked bool
-		require.NoError(t, look.QueryRow(t.Context(), `select $2 = any (pg_blocking_pids($1))`, ours.PgConn().PID(), other.PgConn().PID()).Scan(&blocked))
-		return blocked
-	}, 5*time.Minute, 10*time.Millisecond)
-	go func() { ternDone <- tern.Migrate(t.Context()) }()
-	waiting(t, look)
-	exec(t, other, "rollback")
-	require.NoError(t, <-upDone)
-	require.NoError(t, <-ternDone)
-	require.Equal(t, migrations.Version, version(t, conn))
+	require.Empty(t, applied)
 }
