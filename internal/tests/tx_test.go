@@ -1,10 +1,12 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -618,7 +620,9 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, key %t, %s", name, job.Key != nil, job.Keep), func(t *testing.T) {
 				t.Parallel()
 				conformance.Few(t, 3)
-				db := withEffects(t)
+				var log bytes.Buffer
+				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+				sqlRun(t, db, `create table effects (n int)`)
 				kind := job
 				kind.Name = "ends"
 				r, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
@@ -636,6 +640,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 				}))
 				require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects`))
 				require.Equal(t, c.done, sqlOne[bool](t, db, `select count(*) = 0 from onceq.jobs`))
+				require.Equal(t, c.done, strings.Contains(log.String(), "committed inside the handler"), log.String())
 				if !c.done {
 					require.Equal(t, 1, sqlOne[int](t, db, `select attempts from onceq.jobs where leased_until is null`))
 					db.Advance(24 * time.Hour)
