@@ -98,7 +98,7 @@ var ErrInTransaction = errors.New("the connection has an open transaction: give 
 // as in the middle of a deploy or after a rollback of the code, there is nothing to do; otherwise the error is a
 // *VersionError.
 //
-// Where there is nothing to do, a role with the rights of [Grants] is enough. Otherwise it must own the tables, or Postgres says what it lacks.
+// Where there is nothing to do, a role with the rights of [Grants] is enough. Otherwise the error names the right that is missing.
 func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 	_, err := Apply(ctx, conn, schema)
 	return err
@@ -157,25 +157,49 @@ const lockRest = 200 * time.Millisecond
 const lockPatience = `
 select pg_catalog.set_config('lock_timeout', greatest(1, setting::bigint * (5 + $1::int) / 50)::text, true) from pg_settings where name = 'deadlock_timeout'`
 
-// state reads how far a schema is, from catalogs that every role may read, and from the row that each migration writes. A schema without that
-// table is at version 0. oldest is the lowest version of code that works with the tables.
-func state(ctx context.Context, conn *pgx.Conn, schema string) (made bool, version, oldest int, err error) {
+// place is what is known of a schema, and of the session.
+type place struct {
+	made           bool // the schema
+	version        int  // 0 without tables
+	oldest         int  // the lowest version of code that works with the tables
+	role, database string
+}
+
+// look reads it from catalogs that every role may read, and from the row that each migration writes.
+func look(ctx context.Context, conn *pgx.Conn, schema string) (p place, err error) {
 	const catalogs = `
-select n.oid is not null, m.oid is not null
+select n.oid is not null, m.oid is not null, current_user::text, current_database()::text
   from (values (1)) one
   left join pg_catalog.pg_namespace n on n.nspname = $1
   left join pg_catalog.pg_class m on m.relnamespace = n.oid and m.relname = 'meta'`
 	var migrated bool
-	if err = conn.QueryRow(ctx, catalogs, schema).Scan(&made, &migrated); err != nil || !migrated {
-		return made, 0, 0, err
+	if err = conn.QueryRow(ctx, catalogs, schema).Scan(&p.made, &migrated, &p.role, &p.database); err != nil || !migrated {
+		return p, err
 	}
-	err = conn.QueryRow(ctx, "select version, oldest_code from "+pgx.Identifier{schema}.Sanitize()+".meta").Scan(&version, &oldest)
+	meta := pgx.Identifier{schema, "meta"}.Sanitize()
+	err = conn.QueryRow(ctx, "select version, oldest_code from "+meta).Scan(&p.version, &p.oldest)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = errors.New("the table meta is empty: somebody has emptied the tables")
+		err = fmt.Errorf("the table meta is empty: somebody has emptied the tables; if they are of version %d, as their owner: insert into %s (version) values (%[1]d)", Version, meta)
 	} else if err != nil {
 		err = fmt.Errorf("read meta: %w", err)
 	}
-	return made, version, oldest, err
+	return p, err
+}
+
+// lacks adds to an error what the role needs for it, if Postgres has refused a right.
+func (p *place) lacks(err error, schema string) error {
+	if sqlstate.Of(err) != "42501" {
+		return err
+	}
+	role, ident := pgx.Identifier{p.role}.Sanitize(), pgx.Identifier{schema}.Sanitize()
+	switch {
+	case !p.made:
+		return fmt.Errorf("%w: role %s lacks CREATE on the database; as its owner: grant create on database %s to %[2]s, or: create schema %[4]s authorization %[2]s",
+			err, role, pgx.Identifier{p.database}.Sanitize(), ident)
+	case p.version < 1:
+		return fmt.Errorf("%w: role %s lacks CREATE on the schema; as its owner: grant create on schema %s to %[2]s", err, role, ident)
+	}
+	return fmt.Errorf("%w: only the owner of the tables or a member of it may migrate them, with CREATE on the schema; this is role %s", err, role)
 }
 
 // step applies the next migration, or undoes the latest one, until the schema is at version to. It returns the migration, or nil if there is
@@ -186,11 +210,12 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, list []Migration, 
 		return nil, err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
-	made, version, oldest, err := state(ctx, conn, schema)
+	p, err := look(ctx, conn, schema)
+	version := p.version
 	switch {
 	case err != nil:
 		return nil, err
-	case version > len(list) && (undo || oldest > len(list)):
+	case version > len(list) && (undo || p.oldest > len(list)):
 		return nil, &VersionError{Schema: schema, Database: version, Code: len(list)}
 	case undo && version <= to, !undo && version >= to:
 		return nil, nil
@@ -200,7 +225,7 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, list []Migration, 
 	case version < 1:
 		did = &list[0]
 		sql := did.Up
-		if !made {
+		if !p.made {
 			sql = "create schema " + pgx.Identifier{schema}.Sanitize() + ";\n" + sql
 		}
 		err = run(ctx, tx, sql)
@@ -214,7 +239,7 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, list []Migration, 
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", did.Name, err)
+		return nil, fmt.Errorf("%s: %w", did.Name, p.lacks(err, schema))
 	}
 	return did, tx.Commit(ctx)
 }
@@ -234,8 +259,8 @@ func Current(ctx context.Context, conn *pgx.Conn, schema string) (version int, e
 	if err := checkName(schema); err != nil {
 		return 0, err
 	}
-	_, version, _, err = state(ctx, conn, schema)
-	return version, in(schema, err)
+	p, err := look(ctx, conn, schema)
+	return p.version, in(schema, err)
 }
 
 // DownTo undoes migrations, down to a version, and deletes the data of what it removes: at version 0 no job, no key and
@@ -309,7 +334,7 @@ func SQL(schema string) ([]Migration, error) {
 	return list, nil
 }
 
-var tablePattern = regexp.MustCompile(`(?m)^create(?: unlogged)? table "onceq"\.(\w+)`)
+var relation = regexp.MustCompile(`(?m)^create (?:unlogged )?(table|view) "onceq"\.(\w+)`)
 
 // Grants returns the statements that give a role what onceq needs at run time, without DDL. Run them as the schema's
 // owner after every migration; they may be repeated. The role reads and adds to the audit trail (actions), and cannot change or
@@ -317,18 +342,22 @@ var tablePattern = regexp.MustCompile(`(?m)^create(?: unlogged)? table "onceq"\.
 func Grants(schema, role string) string {
 	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	var written []string
+	seen := []string{ident + ".meta"}
 	for _, m := range read("onceq") {
-		for _, table := range tablePattern.FindAllStringSubmatch(m.Up, -1) {
-			if table[1] != "meta" && table[1] != "actions" {
-				written = append(written, ident+"."+table[1])
+		for _, found := range relation.FindAllStringSubmatch(m.Up, -1) {
+			switch name := ident + "." + found[2]; {
+			case found[1] == "view":
+				seen = append(seen, name)
+			case found[2] != "meta" && found[2] != "actions":
+				written = append(written, name)
 			}
 		}
 	}
-	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", ")).Replace(
+	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", "), "$read", strings.Join(seen, ", ")).Replace(
 		`grant usage on schema $schema to $role;
-grant select on all tables in schema $schema to $role;
-grant insert, update, delete on $written to $role;
-grant insert on $schema.actions to $role;
+grant select on $read to $role;
+grant select, insert, update, delete on $written to $role;
+grant select, insert on $schema.actions to $role;
 grant usage on all sequences in schema $schema to $role;
 grant execute on all functions in schema $schema to $role;
 `)
