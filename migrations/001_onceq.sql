@@ -70,8 +70,8 @@
 
 -- One row: what Queue.Check reads, and the random part of every downstream idempotency key. A later migration sets version to its
 -- own number. Code of an earlier version goes on working while it migrates and afterwards, so it only adds: tables, indexes,
--- functions, columns that may be absent from an insert. One that takes something away from code raises oldest_code to the first
--- version that does without.
+-- functions, columns that may be absent from an insert. A function that is to mean something else gets another name: code of before
+-- calls the one that it knows. One that takes something away from code raises oldest_code to the first version that does without.
 create table {{.schema}}.meta (
   only_row     boolean primary key default true check (only_row),
   version      integer not null,

@@ -114,7 +114,7 @@ func TestCancel_AFreeKeyIsShownAsFree(t *testing.T) {
 		require.Equal(t, "cancelled", keys[0].State)
 		require.Equal(t, !keep, keys[0].Free)
 		require.Equal(t, want, keys[0].FreeAt)
-		require.Equal(t, !keep, enqGet[bool](t, db.Pool, `select free_at = finished_at from onceq.v_keys where key = $1`, key))
+		require.Equal(t, !keep, enqGet[bool](t, db.Pool, `select free_at = finished_at from `+pgx.Identifier{db.Schema, "v_keys"}.Sanitize()+` where key = $1`, key))
 	}
 }
 

@@ -33,14 +33,14 @@ func leased(t *testing.T, db *queuetest.DB) (with, without int) {
 // watchLeases records how jobs come to jobs from now on.
 func watchLeases(t *testing.T, db *queuetest.DB) {
 	t.Helper()
-	sqlRun(t, db, `create table public.came (id bigint, leased boolean)`)
-	sqlRun(t, db, `
+	for _, s := range []string{`create table public.came (id bigint, leased boolean)`, `grant all on public.came to public`, `
 create function public.came() returns trigger language plpgsql as $$
 begin
   insert into public.came values (new.id, new.leased_until is not null);
   return null;
-end $$`)
-	sqlRun(t, db, fmt.Sprintf(`create trigger came after insert on %s.jobs for each row execute function public.came()`, db.Schema))
+end $$`, `create trigger came after insert on ` + pgx.Identifier{db.Schema, "jobs"}.Sanitize() + ` for each row execute function public.came()`} {
+		must[pgconn.CommandTag](t)(conformance.Owner(t, db).Exec(t.Context(), s))
+	}
 }
 
 // ran keeps the order in which jobs ran.
