@@ -975,7 +975,7 @@ begin
 
   for part in 1 .. 2 loop -- its lane, and its limit
     line := split_part(gone.lane, chr(31), part);
-    continue when line = '';
+    continue when coalesce(line, '') = '';
     delete from {{.schema}}.lane_places p where p.lane = line and p.id = finish_next.id;
     came := null;
     if not hands then
