@@ -51,7 +51,7 @@ begin
     insert into torture.trail (what, job, key, work, token)
     values ('claimed', torture.identity(new.id, new.created_at), coalesce(new.key, ''), new.payload->>'work', new.id << 20 | new.claims);
   end if;
-  if tg_op = 'DELETE' then
+  if tg_op = 'DELETE' and not exists (select from onceq.job_waits w where w.id = old.id and w.created_at = old.created_at) then -- else it is given back
     insert into torture.trail (what, job, key, work)
     values ('gone', torture.identity(old.id, old.created_at), coalesce(old.key, ''), old.payload->>'work');
   end if;
@@ -64,6 +64,14 @@ create trigger trail_delete after delete on onceq.jobs for each row
 create trigger trail_waits after insert on onceq.job_waits for each row execute function torture.trail_onceq();
 create trigger trail_claims after update on onceq.jobs for each row
   when (new.claims > old.claims and new.queue <> 'onceqcron') execute function torture.trail_onceq();
+create function torture.trail_cancelled() returns trigger language plpgsql as $$ -- in job_waits, too
+begin
+  insert into torture.trail (what, job, key, work)
+  values ('gone', torture.identity(new.id, new.created_at), coalesce(new.key, ''), new.payload->>'work');
+  return null;
+end $$;
+create trigger trail_cancelled after insert on onceq.job_history for each row
+  when (new.state = 7 and new.queue <> 'onceqcron') execute function torture.trail_cancelled();
 create function torture.trail_pruned() returns trigger language plpgsql as $$
 begin
   insert into torture.trail (what, job, key, work) values ('pruned', 0, old.key, '');
