@@ -232,6 +232,14 @@ func TestUpAsOwnerOfSchemaAlone(t *testing.T) {
 	require.ErrorContains(t, migrations.Up(t.Context(), conn, "another"), "permission denied for database")
 }
 
+// A server may have Citus loaded, and this database does not have the extension.
+func TestUpWhereCitusIsLoadedAndNotInstalled(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	exec(t, conn, "set citus.version = '13.0'")
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+}
+
 // A role that may not migrate learns that there is nothing to do, or what it lacks.
 func TestUpWithoutRights(t *testing.T) {
 	t.Parallel()

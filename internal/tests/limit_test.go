@@ -553,6 +553,17 @@ func TestLimit_ASuccessorThatMovedOnMeanwhile(t *testing.T) {
 	require.Equal(t, "/provider", line(waits[2])) // the lane has room for two
 }
 
+// A job that is given back does not take its own place again: with a limit of one, the next one goes on.
+func TestLimit_AReleasedJobLetsTheNextOneGoOn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: 1})
+	ids := laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{1, 1}), limitedAlone.Job(charge{1, 2}))
+	for i := range 4 {
+		require.NoError(t, laneClaimOne(t, db.Queue, ids[i%2]).Release(t.Context()))
+	}
+}
+
 // What is known of a limit with a rate goes when the limit has rested.
 func TestLimit_RatesAreReaped(t *testing.T) {
 	t.Parallel()

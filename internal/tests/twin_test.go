@@ -89,6 +89,48 @@ func TestTwins_OfAJobThatFails(t *testing.T) {
 	until(t, db, noJobs)
 }
 
+// waitingTwin makes a job that runs and one that waits for its lane, of the same id.
+func waitingTwin(t *testing.T, db *queuetest.DB) (runs *onceq.Lease, id int64) {
+	t.Helper()
+	first := add(t, db, onceq.Job{Kind: "waits", Lane: "a"})
+	id = add(t, db, onceq.Job{Kind: "waits", Lane: "a"})
+	laneClaimOne(t, db.Queue, first)
+	sqlRun(t, db, `select setval('onceq.ids', $1, false)`, id)
+	require.Equal(t, id, add(t, db, onceq.Job{Kind: "runs"}))
+	return laneClaimOne(t, db.Queue, id), id
+}
+
+// Cancel ends the one that waits, and that one goes to the history.
+func TestTwins_CancelEndsTheOneThatWaits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	runs, id := waitingTwin(t, db)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
+	require.Equal(t, "waits", sqlOne[string](t, db, `select kind from onceq.job_history where id = $1`, id))
+	require.Equal(t, "runs", sqlOne[string](t, db, `select kind from onceq.jobs where id = $1`, id))
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_waits where id = $1`, id))
+	require.NoError(t, runs.Complete(t.Context(), nil))
+}
+
+// One that ends dead while the other is just being cancelled is not lost: it meets the record of that one, and stays.
+func TestTwins_ADeadOneMeetsTheCancelOfTheOther(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	runs, id := waitingTwin(t, db)
+	tx := begin(t, db)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), tx, id))
+	failed := make(chan error, 1)
+	go func() { failed <- runs.Fail(context.Background(), onceq.Fatal(context.DeadlineExceeded)) }()
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	commit(t, tx)
+	require.ErrorIs(t, receive(t, failed), onceq.ErrIDTaken)
+	require.Equal(t, "runs", sqlOne[string](t, db, `select kind from onceq.jobs where id = $1`, id))
+	require.Equal(t, "waits", sqlOne[string](t, db, `select kind from onceq.job_history where id = $1`, id))
+	require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, id)) // as the error says
+	require.NoError(t, runs.Fail(t.Context(), onceq.Fatal(context.DeadlineExceeded)))
+	require.Equal(t, "runs", sqlOne[string](t, db, `select kind from onceq.job_history where id = $1`, id))
+}
+
 // One that waits for others goes on when the other one is gone, and keeps none from going on.
 func TestTwins_OfAJobThatWaitsForOthers(t *testing.T) {
 	t.Parallel()
