@@ -86,11 +86,12 @@ func apart(statement string) inParts {
 // onOneNode is what Citus takes whole in place of a statement that it refuses for a function that is not immutable, with its
 // arguments. Some of them get the time as one more argument, which is asked for.
 func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []any) (string, []any, error) {
+	if called := onNode(statement); called != statement {
+		return called, args, nil
+	}
 	switch statement {
 	case completeFence, releaseFence:
 		return withClock(statement), args, nil
-	case finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait:
-		return onNode(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
 	case moveWaits:
@@ -116,8 +117,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 // onNode gives what Citus takes whole in place of a statement that calls a function of the schema: a query on a table there goes to its
 // node, in a transaction of several statements, too. A call alone would run on the coordinator, and each of its steps would be a hop.
 func onNode(statement string) string {
-	switch statement {
-	case finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait:
+	if slices.Contains([]string{finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait}, statement) {
 		return statement + ", onceq.meta"
 	}
 	return statement
