@@ -114,8 +114,8 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 	return strings.ReplaceAll(immutable(statement), "statement_timestamp()", fmt.Sprintf("$%d::timestamptz", len(args))), args, nil
 }
 
-// onNode gives what Citus takes whole in place of a statement that calls a function of the schema: a query on a table there goes to its
-// node, in a transaction of several statements, too. A call alone would run on the coordinator, and each of its steps would be a hop.
+// onNode makes a call of a function a query on a table, which goes to that table's node, in transactions too.
+// A call alone would run on the coordinator in a transaction, and each of its steps would be a hop.
 func onNode(statement string) string {
 	if slices.Contains([]string{finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait}, statement) {
 		return statement + ", onceq.meta"
