@@ -352,8 +352,8 @@ func (q *Queue) WouldCancel(ctx context.Context, db DB, filter Filter) (Choice, 
 
 // each calls do with the ids of the jobs that the filter chooses, part by part: newest first, where each part
 // commits on its own. Parts that commit together lock in the order of a single statement, or two calls would
-// meet in a deadlock: all ids are read before. Finished jobs are locked, and go newest first, because of two
-// with one key the newer gets it. Of live jobs the oldest go first.
+// meet in a deadlock: all ids are read before. Finished jobs are locked, and go in the order of their keys,
+// as absent fences have to; of two with one key the newer gets it. Of live jobs the oldest go first.
 func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
 	if err := filter.repairs(allowed); err != nil {
 		return err
@@ -379,10 +379,9 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 	}
 	slices.Sort(all)
 	if _, past := filter.states(); len(past) > 0 && len(all) > 0 {
-		if err := q.queryRow(ctx, db, lockPast, []any{all}, nil); err != nil {
+		if err := q.queryRow(ctx, db, lockPast, []any{all}, &all, nil); err != nil {
 			return fmt.Errorf("onceq: locking jobs: %w", err)
 		}
-		slices.Reverse(all)
 	}
 	for ids := range slices.Chunk(all, repairChunk) {
 		if err := part(ids); err != nil {
@@ -392,26 +391,25 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 	return nil
 }
 
-// lockPast locks jobs of the history in the order of their ids, then the fences of their keys in the order of
-// scope and key, and then the jobs that wait for them in the order of theirs: what parts of one call lock.
+// lockPast locks jobs of the history by id, then the fences of their keys by scope and key, and then the jobs
+// that wait for them by id: what parts of one call lock. It returns the jobs in the order of their keys.
 var lockPast = `
 with h as materialized (
   select id, scope, key from onceq.job_history where id = any ($1::bigint[]) order by id for update
 ),
 fence as materialized (
   select from (select * from h where key is not null order by scope, key) s cross join lateral (
-         select from onceq.job_fences f
-          where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = ` + sqlOfJob + `
-            and f.job_id = s.id for update) f
+         select from onceq.job_fences f where f.key = any (array[s.key]) and f.scope = s.scope
+            and f.class + 0 = ` + sqlOfJob + ` and f.job_id = s.id for update) f
 ),
 follower as materialized (
   select from (select distinct ` + followLine("m.group_id") + ` as lane from h cross join lateral (
                       select group_id from onceq.job_members where job_id + 0 = any (array[h.id])) m
-                order by 1) g
-   cross join lateral (
+                order by 1) g cross join lateral (
          select from onceq.job_waits where lane = any (array[g.lane]) for no key update) w
 )
-select (select count(*) from h) + (select count(*) from fence) + (select count(*) from follower)`
+select array(select id from h order by scope, key, id desc),
+       (select count(*) from fence) + (select count(*) from follower)`
 
 // pages calls do with the ids of the jobs that the filter chooses, newest first.
 func (f *Filter) pages(ctx context.Context, q *Queue, db DB, do func(ids []int64) error) error {

@@ -13,7 +13,8 @@ import (
 // no fence, it gets the default window, and from then on any payload counts as equal, because only the fence knew. If a
 // later job has taken the key, the job stays where it is, even if the later job is finished and the key free: running the
 // older job would repeat the work, under smaller tokens. The claim that the fence of a cancelled job may count for nobody
-// (fenceFree) ends here.
+// (fenceFree) ends here. The fences that are there are locked first; then absent ones are made; both by scope
+// and key. Where there is one, none is tried: that would wait for its holder, out of this order.
 //
 // A job with a held effect would be held again at once, and a dead one whose claims are used up would be dead again at once. Both
 // stay where they are.
@@ -53,8 +54,9 @@ absent as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select ` + sqlOfJob + `, scope, key, ` + sqlQueued + `, id, ` + tokenOfRow + `, statement_timestamp(), $3::bigint,
          pg_catalog.decode('0100', 'hex') || case when kind <> scope then pg_catalog.convert_to(kind, 'UTF8') else '' end
-    from h
-   where key is not null and id not in (select job_id from mine)
+    from h where key is not null and id not in (select job_id from mine) and not exists (
+         select from onceq.job_fences f where f.key = any (array[h.key]) and f.scope = h.scope
+            and f.class + 0 = ` + sqlOfJob + ` offset 0)
    order by scope, key, id desc
   on conflict do nothing
   returning job_id

@@ -218,18 +218,17 @@ with h as materialized (
 ),
 fence as materialized (
   select from (select * from h where key is not null order by scope, key) s cross join lateral (
-         select from onceq.job_fences f
-          where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
-            and f.job_id = s.id for update) f
+         select from onceq.job_fences f where f.key = any (array[s.key]) and f.scope = s.scope
+            and f.class + 0 = 0 and f.job_id = s.id for update) f
 ),
 follower as materialized (
   select from (select distinct E'\x1f' || pg_catalog.lpad(m.group_id::text, 19, '0') as lane from h cross join lateral (
                       select group_id from onceq.job_members where job_id + 0 = any (array[h.id])) m
-                order by 1) g
-   cross join lateral (
+                order by 1) g cross join lateral (
          select from onceq.job_waits where lane = any (array[g.lane]) for no key update) w
 )
-select (select count(*) from h) + (select count(*) from fence) + (select count(*) from follower);
+select array(select id from h order by scope, key, id desc),
+       (select count(*) from fence) + (select count(*) from follower);
 
 -- cancel.go: readState
 select case when j.id is null then null
@@ -4025,8 +4024,9 @@ absent as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, scope, key, 0, id, id << 20 | claims::bigint, statement_timestamp(), $3::bigint,
          pg_catalog.decode('0100', 'hex') || case when kind <> scope then pg_catalog.convert_to(kind, 'UTF8') else '' end
-    from h
-   where key is not null and id not in (select job_id from mine)
+    from h where key is not null and id not in (select job_id from mine) and not exists (
+         select from onceq.job_fences f where f.key = any (array[h.key]) and f.scope = h.scope
+            and f.class + 0 = 0 offset 0)
    order by scope, key, id desc
   on conflict do nothing
   returning job_id

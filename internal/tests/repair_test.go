@@ -872,6 +872,25 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: waited[0]}, {ID: a}}})
 	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: waited[many-1]}, {ID: b}}})
 	cancelled(append(waited, a, b)...)
+	// Two generations of the same keys, in opposite orders, without fences: a redrive makes them.
+	keyed := func(reverse bool) []int64 {
+		jobs := make([]onceq.Job, many)
+		for i := range jobs {
+			jobs[i] = onceq.Job{Kind: "k", Payload: 1, Key: fmt.Sprintf("absent %03d", i)}
+		}
+		if reverse {
+			slices.Reverse(jobs)
+		}
+		var ids []int64
+		for _, j := range jobs {
+			ids = append(ids, must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, j)).ID)
+		}
+		return cancelled(ids...)
+	}
+	forth, back := keyed(false), keyed(true)
+	_, err = owner(t, db).Exec(ctx, `delete from onceq.job_fences where key like 'absent %'`)
+	require.NoError(t, err)
+	redriveBack := func(ctx context.Context, tx pgx.Tx) error { return redrive(ctx, tx, past(back...)) }
 	redriveOne := func(id int64) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error { _, err := q.Redrive(ctx, tx, id); return err }
 	}
@@ -883,10 +902,63 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 		"CancelMany":  same(running, func(ids ...int64) onceq.Filter { return onceq.Filter{IDs: ids} }, cancel),
 		"that follow": {filter: past(member, follower, newer), first: redrive, then: func(ctx context.Context, tx pgx.Tx) error { return discard(ctx, tx, past(follower, newer)) }},
 		"their keys":  {filter: past(append(append([]int64{y}, between...), z)...), first: redrive, before: enqueue("y"), then: enqueue("z")},
+		"made keys":   {filter: past(forth...), first: redrive, then: redriveBack},
 		"who waits":   {filter: past(waited...), first: redrive, before: redriveOne(a), then: redriveOne(b)},
 	} {
 		t.Run(name, func(t *testing.T) { m.hold(t, db) })
 	}
+}
+
+// One call has locked the fence of a key, and is to make another one. A second call makes that, and asks for
+// the first key, which is not its job's any more. It does not wait for it.
+func TestRedriveMany_WaitsForNoKeyOfAnothersJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	generation := func(keys ...string) (ids []int64) {
+		for _, key := range keys {
+			job := onceq.Job{Kind: "k", Payload: 1, Key: key}
+			ids = append(ids, must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, job)).ID)
+		}
+		_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: ids})
+		require.NoError(t, err)
+		return ids
+	}
+	older, newer := generation("absent", "b"), generation("absent", "b", "c")
+	_, err := owner(t, db).Exec(ctx, `delete from onceq.job_fences where key = 'absent'`)
+	require.NoError(t, err)
+	lock, err := owner(t, db).Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = lock.Rollback(context.Background()) }()
+	_, err = lock.Exec(ctx, `select from onceq.job_fences where key = 'c' for update`)
+	require.NoError(t, err)
+
+	type answer struct {
+		redriven, taken int
+		err             error
+	}
+	redrive := func(ids []int64) chan answer {
+		to := make(chan answer, 1)
+		go func() {
+			var a answer
+			chosen := onceq.Filter{IDs: ids, States: []onceq.State{onceq.StateCancelled}}
+			a.redriven, a.taken, a.err = q.RedriveMany(ctx, db.Pool, chosen)
+			to <- a
+		}()
+		return to
+	}
+	waiting := func(n int) bool {
+		return sqlOne[bool](t, db, `
+select count(*) = $1 from pg_stat_activity
+ where datname = current_database() and wait_event_type = 'Lock'`, n)
+	}
+	first := redrive(newer)
+	eventually(t, "the first call has b and waits for c", func() bool { return waiting(1) })
+	second := redrive(older)
+	eventually(t, "the second one has ended, or waits", func() bool { return len(second) > 0 || waiting(2) })
+	require.NoError(t, lock.Rollback(ctx))
+	require.Equal(t, answer{redriven: 1, taken: 1}, receive(t, second))
+	require.Equal(t, answer{redriven: 2, taken: 1}, receive(t, first))
 }
 
 // hold lets the two meet.
