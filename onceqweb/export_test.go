@@ -1,8 +1,11 @@
 package onceqweb
 
 import (
+	"context"
+	"runtime"
 	"sync"
 	"time"
+	"weak"
 )
 
 // Counting sets where the count before an action on many stops.
@@ -34,4 +37,26 @@ func (h *Handler) Cached() (n, bytes int) {
 	h.doubts.mu.Lock()
 	count(&h.doubts.mu, len(h.doubts.m), h.doubts.bytes)
 	return n, bytes
+}
+
+// KeptAfter reads answers through a cache that is to keep them for an hour, and says how many are still in memory.
+func KeptAfter(n, bytes int) (kept int) {
+	h := &Handler{slots: make(chan struct{}, 1), limits: limits{read: time.Minute}}
+	c := cache[int, *[]byte]{size: func(b *[]byte) int { return len(*b) }}
+	var read []weak.Pointer[[]byte]
+	for key := range n {
+		_, _ = c.get(context.Background(), h, key, time.Hour, func(context.Context) (*[]byte, error) {
+			b := make([]byte, bytes)
+			read = append(read, weak.Make(&b))
+			return &b, nil
+		})
+	}
+	runtime.GC()
+	for _, one := range read {
+		if one.Value() != nil {
+			kept++
+		}
+	}
+	runtime.KeepAlive(&c)
+	return kept
 }

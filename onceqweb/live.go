@@ -82,12 +82,13 @@ func (c *cache[K, V]) keep(key K, e *cached[V], every time.Duration) {
 	if c.bytes += e.bytes; c.bytes > maxCachedBytes {
 		c.m, c.bytes = map[K]*cached[V]{key: e}, e.bytes
 	}
+	ready := e.ready // the timer keeps no answer that is forgotten before
 	time.AfterFunc(every-took, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.m[key] == e {
+		if now := c.m[key]; now != nil && now.ready == ready {
 			delete(c.m, key)
-			c.bytes -= e.bytes
+			c.bytes -= now.bytes
 		}
 	})
 }

@@ -845,6 +845,12 @@ func TestCaches_AreBoundedAndEmptyThemselves(t *testing.T) {
 	}
 }
 
+// What a cache has forgotten, because it would hold too much, is gone, and does not wait for the time until which it was to be kept.
+func TestCaches_KeepNothingThatTheyHaveForgotten(t *testing.T) {
+	t.Parallel()
+	require.LessOrEqual(t, onceqweb.KeptAfter(30, 1<<20), onceqweb.MaxCachedBytes>>20)
+}
+
 // A single job's form and the one for many offer the queues that workers serve, and fill in the one that a misspelt name may mean.
 func TestMove_KnowsWhereTo(t *testing.T) {
 	t.Parallel()
