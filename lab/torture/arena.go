@@ -31,7 +31,7 @@ type arena struct {
 	notes   []string // what this machine could not provide
 
 	toxic   *toxiproxy.ApiServer
-	proxies []*toxiproxy.Proxy
+	proxies []*network
 
 	mu       sync.Mutex // guards the rest; the server's faults change them, one at a time
 	primary  *pgserver.Server
@@ -50,7 +50,8 @@ const maxConnections = 220
 
 func (a *arena) options() pgserver.Options {
 	return pgserver.Options{Own: true, Durable: true, Settings: map[string]string{
-		"max_connections": strconv.Itoa(maxConnections),
+		"max_connections":                     strconv.Itoa(maxConnections),
+		"idle_in_transaction_session_timeout": "10s", // else a client that is gone without a word would keep its locks
 		// During a run, the server must notice that its standby is gone, and the standby that the server is gone.
 		"wal_sender_timeout": "5s", "wal_receiver_timeout": "5s", "wal_retrieve_retry_interval": "200ms",
 	}}
@@ -276,14 +277,18 @@ func (a *arena) server() *pgserver.Server {
 	return a.primary
 }
 
-// proxy makes a proxy to the database and returns the database's URL through it.
-func (a *arena) proxy(name string) (*toxiproxy.Proxy, string, error) {
+// proxy makes a way to the database and returns the database's URL through it.
+func (a *arena) proxy(name string) (*network, string, error) {
 	p := toxiproxy.NewProxy(a.toxic, name, "127.0.0.1:0", a.address())
 	if err := p.Start(); err != nil {
 		return nil, "", err
 	}
-	a.proxies = append(a.proxies, p)
-	return p, a.urlAt(p.Listen), nil
+	n, err := before(p)
+	if err != nil {
+		return nil, "", err
+	}
+	a.proxies = append(a.proxies, n)
+	return n, a.urlAt(n.front.Addr().String()), nil
 }
 
 // urlAt returns the database's URL at another address.
@@ -302,6 +307,7 @@ func (a *arena) stop() {
 	}
 	for _, p := range a.proxies {
 		p.Stop()
+		_ = p.front.Close()
 	}
 	for _, s := range []*pgserver.Server{a.standby, a.primary} {
 		if s != nil {

@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/Shopify/toxiproxy/v2"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -24,6 +23,7 @@ const (
 	faultDelay  = "network delay"
 	faultHalf   = "half-open connections"
 	faultReset  = "connection resets"
+	faultSilent = "silent connections"
 
 	faultChurn = "churn of workers"
 
@@ -41,7 +41,7 @@ const (
 )
 
 var (
-	processFaults = []string{faultKill, faultFreeze, faultCut, faultDelay, faultHalf, faultReset}
+	processFaults = []string{faultKill, faultFreeze, faultCut, faultDelay, faultHalf, faultReset, faultSilent}
 	crowdFaults   = []string{faultChurn}
 	serverFaults  = []string{faultTerminate, faultRestart, faultFailover, faultBouncer, faultSnapshot, faultLock, faultConnections,
 		faultTimeouts, faultDisk, faultReadOnly, faultSetBack}
@@ -88,7 +88,7 @@ type chaos struct {
 	arena   *arena
 	slots   []*slot // processes that faults may hit
 	crowd   crowd   // those that come and go
-	proxies map[string]*toxiproxy.Proxy
+	proxies map[string]*network
 	tables  []string                                                 // tables to lock
 	setBack func(ctx context.Context, conn *pgx.Conn, f fault) error // nil if the system has no sequence of its own
 	freeze  time.Duration
@@ -110,7 +110,8 @@ func (c *chaos) count(kind string, err error) {
 	c.counts[kind]++
 }
 
-// processes causes the faults of processes and their connections until ctx ends. By then everything works again.
+// processes causes the faults of processes and their connections until ctx ends. By then everything works again, but for
+// connections that stay silent for ever.
 func (c *chaos) processes(ctx context.Context, l *lane) {
 	var under sync.WaitGroup
 	defer under.Wait()
@@ -168,6 +169,12 @@ func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
 		return toxic("timeout", `"timeout": 0`, f.Target%3 == 0, f.seconds(1, 3*lease.Seconds()))
 	case faultReset:
 		return toxic("reset_peer", `"timeout": 0`, f.Target%3 == 0, f.seconds(0.1, 1))
+	case faultSilent: // every third one for ever, or until the next one of this network
+		goOn := proxy.silence()
+		if f.Target%3 > 0 {
+			pause(ctx, f.seconds(1, 5*lease.Seconds()))
+			goOn()
+		}
 	default:
 		return fmt.Errorf("no such fault: %s", f.Kind)
 	}

@@ -5,7 +5,7 @@
 //	go run . [-duration 3m] [-seed n] [-systems onceq,river]
 //
 // Where to look: work.go says what the jobs are. producer.go, onceq.go, river.go and request.go are the processes, and
-// provider.go is the outside world. arena.go has servers and proxies, faults.go what happens to them, and crowd.go the
+// provider.go is the outside world. arena.go and network.go have servers and proxies, faults.go what happens to them, and crowd.go the
 // workers that come and go. check.go and check_requests.go are the checker.
 package main
 
@@ -26,7 +26,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/Shopify/toxiproxy/v2"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -253,7 +252,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ch := &chaos{arena: a, freeze: c.Freeze, proxies: map[string]*toxiproxy.Proxy{}, say: say, counts: r.faults, failed: r.failed}
+	ch := &chaos{arena: a, freeze: c.Freeze, proxies: map[string]*network{}, say: say, counts: r.faults, failed: r.failed}
 	ch.tables = []string{"onceq.jobs", "onceq.job_fences", "torture.ledger"}
 	if c.System == "river" {
 		ch.tables = []string{"river_job", "torture.ledger"}
@@ -265,7 +264,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.startBouncer(bouncerProxy.Listen); err != nil {
+	if err := a.startBouncer(bouncerProxy.front.Addr().String()); err != nil {
 		r.notes = append(r.notes, "no PgBouncer: "+err.Error())
 	}
 	stopAll := func(patience time.Duration) {

@@ -207,37 +207,40 @@ func (onceqSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 	queues := map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}, movedQueue: {Concurrency: 2}}
 	also, without := []string{movedQueue}, []string(nil)
 	handlers := []onceq.Handler{
-		kind(formTx).HandleTx(w.tx).Wrap(w.tell),
-		kind(formRecur).HandleTx(w.tx).Wrap(w.tell),
-		kind(formLate).HandleTx(w.late).Wrap(w.tell),
-		kind(formBatch).HandleBatch(10, w.batch).Wrap(w.tell),
-		kind(formOwn).Handle(w.own),
-		kind(formLine).HandleTx(w.tx).Wrap(w.tell),
-		kind(formPair).HandleBatch(10, w.batch).Wrap(w.tell),
-		kind(formPass).Handle(w.own),
-		kind(formHalt).Handle(w.own),
-		kind(formCap).Handle(w.own),
-		kind(formTurn).HandleTx(w.tx).Wrap(w.tell),
-		kind(formRate).Handle(w.rated),
-		kind(formFlow).Handle(w.flow),
-		kind(formJoin).HandleTx(w.join).Wrap(w.tell),
-		kind(formPart).HandleTx(w.part).Wrap(w.tell),
-		kind(formAgain).Handle(w.again),
-		kind(formAsk).Handle(w.ask),
-		kind(formHold).Handle(w.hold),
-		kind(formStop).Handle(w.hold),
+		w.kind(formTx).HandleTx(w.tx),
+		w.kind(formRecur).HandleTx(w.tx),
+		w.kind(formLate).HandleTx(w.late),
+		w.kind(formBatch).HandleBatch(10, w.batch),
+		w.kind(formOwn).Handle(w.own),
+		w.kind(formLine).HandleTx(w.tx),
+		w.kind(formPair).HandleBatch(10, w.batch),
+		w.kind(formPass).Handle(w.own),
+		w.kind(formHalt).Handle(w.own),
+		w.kind(formCap).Handle(w.own),
+		w.kind(formTurn).HandleTx(w.tx),
+		w.kind(formRate).Handle(w.rated),
+		w.kind(formFlow).Handle(w.flow),
+		w.kind(formJoin).HandleTx(w.join),
+		w.kind(formPart).HandleTx(w.part),
+		w.kind(formAgain).Handle(w.again),
+		w.kind(formAsk).Handle(w.ask),
+		w.kind(formHold).Handle(w.hold),
+		w.kind(formStop).Handle(w.hold),
+	}
+	if c.Role == roleFrail {
+		queues = map[string]onceq.QueueConfig{frailQueue: {Concurrency: 8}}
+		also, without = []string{frailQueue}, []string{onceq.DefaultQueue}
+		handlers = []onceq.Handler{w.kind(formFrail).Handle(w.own), w.kind(formPoison).Handle(w.poison)}
+	}
+	for i, h := range handlers {
+		handlers[i] = h.Wrap(w.tell)
 	}
 	var cron *onceqcron.Scheduler
 	if c.Role != roleFrail && len(chosen([]string{formTick}, c.Forms)) > 0 {
 		if cron, err = scheduler(w.q, pool, strings.HasSuffix(c.Slot, "2") || strings.HasSuffix(c.Slot, "4")); err != nil {
 			return err
 		}
-		handlers = append(handlers, append(cron.Handlers(), kind(formTick).HandleTx(w.tx).Wrap(w.tell))...)
-	}
-	if c.Role == roleFrail {
-		queues = map[string]onceq.QueueConfig{frailQueue: {Concurrency: 8}}
-		also, without = []string{frailQueue}, []string{onceq.DefaultQueue}
-		handlers = []onceq.Handler{kind(formFrail).Handle(w.own), kind(formPoison).Handle(w.poison)}
+		handlers = append(handlers, append(cron.Handlers(), w.kind(formTick).HandleTx(w.tx).Wrap(w.tell))...)
 	}
 	runner, err := onceq.NewWorker(w.q, onceq.WorkerConfig{
 		Lease:           lease,
@@ -301,6 +304,18 @@ func kind(form string) *onceq.Kind[work] {
 	return k
 }
 
+// kind is the kind of a form. Its Backoff panics now and then, but only where DefaultBackoff, which then counts, is short.
+func (w *onceqWorker) kind(form string) *onceq.Kind[work] {
+	k := kind(form)
+	k.Backoff = func(attempt int, _ error) time.Duration {
+		if attempt == 1 {
+			w.events.stumble("a Backoff", 4)
+		}
+		return backoff(attempt)
+	}
+	return k
+}
+
 // event is a note that shows that the faults have an effect, and what handlers and the log say.
 type event struct {
 	Type  string `json:"type"`
@@ -317,15 +332,29 @@ const (
 	saidRefused = "refused: read only" // a statement of the library's own
 )
 
-// tell notes what a handler returned that runs in the worker's transaction.
-func (w *onceqWorker) tell(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
-	err := next(ctx)
-	for _, l := range leases {
-		e := event{Type: toldDone, Job: identity(l.ID, l.CreatedAt), Token: l.Token}
-		if err != nil {
-			e.Type, e.Text = toldFailed, err.Error()
+// stumble notes a panic and panics, once in n calls.
+func (j *journal) stumble(where string, n int) {
+	if rand.IntN(n) == 0 {
+		j.write(event{Type: "panic of " + where})
+		panic("a mistake of the application, in " + where)
+	}
+}
+
+// tell notes what a handler returned, or that it panicked: some do so before they have done anything, some after all is done.
+func (w *onceqWorker) tell(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) (err error) {
+	e := event{Type: toldFailed, Text: "panic"}
+	defer func() {
+		for _, l := range leases {
+			e.Job, e.Token = identity(l.ID, l.CreatedAt), l.Token
+			w.events.write(e)
 		}
-		w.events.write(e)
+	}()
+	w.events.stumble("a handler", 50)
+	if err = next(ctx); err == nil {
+		w.events.stumble("a handler", 50)
+		e = event{Type: toldDone}
+	} else {
+		e.Text = err.Error()
 	}
 	return err
 }
@@ -360,6 +389,7 @@ func (w *onceqWorker) event(_ context.Context, e onceq.Event) {
 	case onceq.EventStale, onceq.EventLeaseLost, onceq.EventReplayed, onceq.EventUncertain, onceq.EventHeld:
 		w.events.write(event{Type: string(e.Type)})
 	}
+	w.events.stumble("a Hook", 200)
 }
 
 // trouble is what the work's fate does to a run before anything is done.
@@ -608,6 +638,7 @@ func (w *onceqWorker) once(ctx context.Context, l *onceq.Lease, p work, policy o
 		if cancel && !before {
 			w.cancel(ctx, l)
 		}
+		w.events.stumble("a call", 50)
 		return receipt, err
 	}, onceq.EffectTimeout(2500*time.Millisecond), onceq.OnUncertain(policy))
 	if readOnly(err) { // no statement in there is anybody else's

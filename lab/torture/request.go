@@ -112,7 +112,7 @@ func newRequester(c *child, pool *pgxpool.Pool) (*requester, error) {
 	if err != nil {
 		return nil, err
 	}
-	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(refusals{events})})
+	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(refusals{events}), Hook: onceq.HookFunc(func(context.Context, onceq.Event) { events.stumble("a Hook", 200) })})
 	return &requester{c, pool, q, events}, err
 }
 
