@@ -762,9 +762,13 @@ end $$;
 create trigger keep_twin before insert on onceq.job_history for each row execute function torture.keep_twin();`
 
 // After the sequence was set back, a new job may get the id of a job in the history. forgetTwins removes that one from the
-// history and keeps it for the checker. This is what a person has to do: the new job cannot end before.
+// history and keeps it for the checker. This is what a person has to do: the new job cannot end before. If the old one was a dead member
+// of a group, that waits for the new one as long as there is a record of it, so that one is forgotten too.
 const forgetTwins = `
-with twins as (insert into torture.twins ` + pastEnds + ` where id in (select id from onceq.jobs union all select id from onceq.job_waits) returning job)
+with twins as (insert into torture.twins ` + pastEnds + `
+  where id in (select id from onceq.jobs union all select id from onceq.job_waits
+               union all select m.job_id from onceq.job_members m join torture.twins t on t.job >> 36 = m.job_id and t.state = 'dead' where m.told and m.state = 6)
+ returning job)
 delete from onceq.job_history where torture.identity(id, created_at) in (select job from twins)`
 
 // onceqEnds returns the end of each job. A job of a loop driven by hand leaves no history; the audit trail says that it is

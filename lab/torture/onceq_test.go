@@ -101,3 +101,32 @@ func TestEnds_TwoJobsWithOneID(t *testing.T) {
 	run("flow/4", nil)
 	require.Equal(t, map[string]string{"flow/1": "completed of flow/1", "flow/2": "completed of flow/2", "flow/3": "dead ", "flow/4": "completed of flow/4"}, ends())
 }
+
+// A group waits for a dead member whose record was forgotten, because another job has its id now and is dead, too. Nobody redrives that
+// one, so it is forgotten as well.
+func TestForgetTwins_ADeadMemberWhoseIDAnotherDeadJobHas(t *testing.T) {
+	db, ctx := tortured(t), t.Context()
+	fails := func(context.Context, *onceq.Lease, work) error { return onceq.Fatal(errors.New("this cannot be done")) }
+	job := func(form string) onceq.Job {
+		return onceq.Job{Kind: form, Payload: work{Name: form + "/1", Form: form}}
+	}
+	g, err := db.Queue.EnqueueGroup(ctx, db.Pool, []onceq.Job{job(formPart)}, job(formJoin))
+	require.NoError(t, err)
+	id := g.Members[0].ID
+	db.Drain(kind(formPart).Handle(fails))
+	_, err = db.Pool.Exec(ctx, `select setval('onceq.ids', $1, false)`, id)
+	require.NoError(t, err)
+	r, err := db.Queue.Enqueue(ctx, db.Pool, job(formFlow))
+	require.NoError(t, err)
+	require.Equal(t, id, r.ID, "the id comes again")
+	for range 2 {
+		_, err = db.Pool.Exec(ctx, forgetTwins)
+		require.NoError(t, err)
+		db.Drain(kind(formFlow).Handle(fails))
+	}
+	_, err = db.Queue.Get(ctx, db.Pool, id)
+	require.ErrorIs(t, err, onceq.ErrNotFound)
+	all, err := onceqSystem{}.ends(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Len(t, all, 3)
+}
