@@ -193,8 +193,8 @@ func storedTime(field string, t time.Time) (time.Time, error) {
 	if stored.Before(t) {
 		stored = stored.Add(time.Microsecond)
 	}
-	if stored.UTC().Year() < 1 || stored.After(latestTime) {
-		return t, invalid(field, "is in the year %d of UTC, or in its last millisecond; 1 to 9999 is possible", t.UTC().Year())
+	if year := t.UTC().Year(); year < 1 || year > 9999 || stored.After(latestTime) { // After overflows
+		return t, invalid(field, "is in the year %d of UTC, or in its last millisecond; 1 to 9999 is possible", year)
 	}
 	return stored, nil
 }

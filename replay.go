@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,7 +43,7 @@ func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p }
 // as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, even after an error: by default
 // until 40 s after it began. With a shorter EffectTimeout the provider is asked sooner.
 func EffectTimeout(d time.Duration) EffectOption {
-	return func(f *Fence) { f.lease = min(d, Forever-effectGrace) + effectGrace }
+	return func(f *Fence) { f.lease = d }
 }
 
 // Once does an effect outside the database at most once for a job, as far as that can be known: it records the intent,
@@ -155,17 +156,15 @@ func effectOf(key string) (jobID int64, name string) {
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*FenceLease, error) {
 	f := &Fence{
 		q: l.q, db: forEffects{l.q.pool, l.db}, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
-		lease: defaultEffectTimeout + effectGrace, lifetime: DefaultWindow.Milliseconds(),
+		lease: defaultEffectTimeout, lifetime: DefaultWindow.Milliseconds(),
 	}
 	for _, o := range opts {
 		o(f)
 	}
-	if err := checkLease("EffectTimeout", f.lease-effectGrace, time.Millisecond); err != nil {
+	if err := cmp.Or(checkLease("EffectTimeout", f.lease, time.Millisecond), f.policy.check()); err != nil {
 		return nil, err
 	}
-	if err := f.policy.check(); err != nil {
-		return nil, err
-	}
+	f.lease += effectGrace
 	return f.claimAlone(ctx)
 }
 

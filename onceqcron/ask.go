@@ -13,15 +13,18 @@ import (
 )
 
 // Request is what Ask asks for: AskFire, AskResume or AskBackfill.
-type Request struct{ text string }
+type Request struct {
+	text string
+	bad  error // why nobody can do this
+}
 
 // AskFire asks for Fire, AskResume for Resume.
-func AskFire() Request   { return Request{"fire"} }
-func AskResume() Request { return Request{"resume"} } // see AskFire
+func AskFire() Request   { return Request{text: "fire"} }
+func AskResume() Request { return Request{text: "resume"} } // see AskFire
 
 // AskBackfill asks for Backfill.
 func AskBackfill(from, to time.Time) Request {
-	return Request{"backfill " + from.UTC().Format(time.RFC3339Nano) + " " + to.UTC().Format(time.RFC3339Nano)}
+	return Request{"backfill " + from.UTC().Format(time.RFC3339Nano) + " " + to.UTC().Format(time.RFC3339Nano), checkTimes("Backfill", from, to)}
 }
 
 const metadataRequest = "onceqcron.request"
@@ -32,6 +35,9 @@ const metadataRequest = "onceqcron.request"
 func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) (id int64, err error) {
 	if r.text == "" {
 		return 0, invalid("Request", "is empty; use AskFire, AskResume or AskBackfill")
+	}
+	if r.bad != nil {
+		return 0, r.bad
 	}
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		row, err := s.lock(ctx, tx, name)

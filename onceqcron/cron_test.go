@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -1471,6 +1472,33 @@ select 'nightly', d, d, 1, 'missed' from generate_series(timestamptz '2026-01-01
 		ticks, err := s.Ticks(t.Context(), nil, "nightly", time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC), limit)
 		require.NoError(t, err)
 		require.Len(t, ticks, want)
+	}
+}
+
+// A time that Postgres cannot store, or that RFC 3339 has no text for, is a mistake of the caller.
+func TestTimes_OfYearsThatAreNotPossible(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	s := scheduler(t, db, onceqcron.Config{}, nightly())
+	require.NoError(t, s.Register(ctx))
+	end := now(t, db)
+	for _, at := range []time.Time{
+		time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(-4800, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC),
+		time.Unix(math.MaxInt64, 0), time.Unix(math.MinInt64, 0),
+	} {
+		for _, times := range [][2]time.Time{{at, end}, {end, at}, {at, at}} {
+			_, would := s.WouldBackfill(ctx, nil, "nightly", times[0], times[1])
+			_, did := s.Backfill(ctx, nil, "nightly", times[0], times[1])
+			_, asked := s.Ask(ctx, nil, "nightly", onceqcron.AskBackfill(times[0], times[1]))
+			for _, err := range []error{would, did, asked} {
+				var bad *onceq.InvalidError
+				require.ErrorAs(t, err, &bad, times)
+				require.ErrorContains(t, err, "1 to 9999 is possible", times)
+			}
+		}
+		_, err := s.Ticks(ctx, nil, "nightly", at, 0)
+		require.ErrorContains(t, err, "1 to 9999 is possible", at)
 	}
 }
 

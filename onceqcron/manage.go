@@ -611,9 +611,22 @@ func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string,
 	return len(due), err
 }
 
+// checkTimes refuses years that Postgres or RFC 3339 cannot write, and the times with which Before and After overflow.
+func checkTimes(field string, times ...time.Time) error {
+	for _, t := range times {
+		if y := t.UTC().Year(); y < 1 || y > 9999 {
+			return invalid(field, "has a time in the year %d of UTC; 1 to 9999 is possible", y)
+		}
+	}
+	return nil
+}
+
 // unfired returns the ticks of a time, both ends included, that the ledger does not show as fired and that are not still to be
 // fired by the schedule itself.
 func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *row, from, to time.Time) (due []time.Time, err error) {
+	if err := checkTimes("Backfill", from, to); err != nil {
+		return nil, err
+	}
 	if to.Before(from) {
 		return nil, invalid("Backfill", "of schedule %q is from %s to %s, which is before that; give the earlier time first",
 			one.Name, from.UTC().Format(time.RFC3339Nano), to.UTC().Format(time.RFC3339Nano))
@@ -735,8 +748,8 @@ select at, until, ticks, outcome, done_at, coalesce(job_id, 0), coalesce(note, '
 	if limit < 0 {
 		return nil, invalid("limit", "is %d; it must not be negative, and 0 means 50", limit)
 	}
-	if y := before.UTC().Year(); y < 1 || y > 9999 {
-		return nil, invalid("before", "is in the year %d of UTC; 1 to 9999 is possible", y)
+	if err := checkTimes("before", before); err != nil {
+		return nil, err
 	}
 	if !storableText(name) {
 		return nil, invalid("name", "%q is not valid UTF-8, or contains a NUL", name)

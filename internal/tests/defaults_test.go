@@ -350,7 +350,7 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 
 	breakIt("job_fences", "delete")
 	exec(`insert into ` + tables + `.job_fences (class, scope, key, state, token, created_at, finished_at, lifetime) values (1, 's', 'k', 5, 1, now(), now() - interval '1 day', 0)`)
-	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: time.Millisecond})
+	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: 100 * time.Millisecond})
 	require.NoError(t, err)
 	go func() { ended <- reaper.Run(ctx) }()
 	shown(`reaping has failed`)

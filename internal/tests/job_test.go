@@ -171,6 +171,8 @@ func TestTimes_AreCheckedAsTheyAreStored(t *testing.T) {
 		time.Date(9999, 12, 31, 23, 59, 59, 999_000_001, time.UTC),
 		time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC),
 		time.Date(0, 12, 31, 23, 0, 0, 0, time.UTC),
+		time.Unix(math.MaxInt64, 0), // which Before and After take for a time long ago
+		time.Unix(math.MinInt64, 0),
 	} {
 		_, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", RunAt: at})
 		require.ErrorAs(t, err, &bad, at)
@@ -221,6 +223,7 @@ func TestTimes_AreCheckedAsTheyAreStored(t *testing.T) {
 	} {
 		require.ErrorAs(t, call(), &bad, name)
 		require.Equal(t, name, bad.Field)
+		require.Contains(t, call().Error(), long.String(), name)
 	}
 }
 

@@ -398,7 +398,7 @@ func TestReaperRun(t *testing.T) {
 		}
 	})}))
 	repairExec(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (2, 2, 1, 1, now() - interval '1 day')`)
-	r := newReaper(t, db, onceq.ReaperConfig{Every: time.Millisecond})
+	r := newReaper(t, db, onceq.ReaperConfig{Every: 100 * time.Millisecond})
 	ctx, cancel := context.WithCancel(t.Context())
 	run := background(func() (int, error) { return 0, r.Run(ctx) })
 	if n := <-reaped; n != 1 {
@@ -415,7 +415,7 @@ func TestReaperRun(t *testing.T) {
 
 func TestReaperConfig(t *testing.T) {
 	t.Parallel()
-	for _, cfg := range []onceq.ReaperConfig{{Every: -1}, {Batch: -1}, {Batch: 1e6}, {Grace: -1}} {
+	for _, cfg := range []onceq.ReaperConfig{{Every: -1}, {Every: 1}, {Batch: -1}, {Batch: 1e6}, {Grace: -1}} {
 		var bad *onceq.InvalidError
 		if _, err := onceq.NewReaper(new(onceq.Queue), cfg); !errors.As(err, &bad) {
 			t.Errorf("%+v: error %v", cfg, err)
