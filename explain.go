@@ -199,7 +199,7 @@ func (x *explaining) finished(ctx context.Context) error {
 		})
 	default:
 		r := Reason{Cause: CauseHeld, Since: j.FinishedAt}
-		effects, err := x.q.Effects(ctx, x.db, j.ID)
+		effects, err := x.q.Effects(ctx, x.db, j.ID, Filter{WithoutPayloads: true})
 		if err != nil {
 			return err
 		}

@@ -277,7 +277,7 @@ with page as materialized (
    order by job_id
    limit $3::int
 )
-select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), coalesce(m.result::text, ''),
+select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), case when not $4::boolean then m.result::text end,
        coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.kind end, ''),
        coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.errors -> -1 ->> 'error'::text end, '')
   from page m
@@ -293,8 +293,8 @@ select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), coalesce(m
 // Members returns a page of the jobs that a job waits for, or did wait for, by id: those whose ids are larger than after, at
 // most limit of them, 1,000 if that is 0, which is also the most. After the last page it returns none. For the next page set
 // after to the last ID of this one. They are known as long as the group is, which is until a Reaper finds that the job
-// that waited for them is gone.
-func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit int) ([]Member, error) {
+// that waited for them is gone. A Filter may say WithoutPayloads, and no more.
+func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit int, filter ...Filter) ([]Member, error) {
 	if limit == 0 {
 		limit = 1000
 	}
@@ -302,14 +302,10 @@ func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit in
 		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 for the default", limit)
 	}
 	var all []Member
-	err := q.send(ctx, db, reading, readMembers, []any{group, after, limit}, each(func(rows pgx.Rows) error {
+	err := q.send(ctx, db, reading, readMembers, []any{group, after, limit, orNone(filter).WithoutPayloads}, each(func(rows pgx.Rows) error {
 		var m Member
-		var result string
-		if err := rows.Scan(&m.ID, &m.State, &result, &m.Kind, &m.Error); err != nil {
+		if err := rows.Scan(&m.ID, &m.State, (*[]byte)(&m.Result), &m.Kind, &m.Error); err != nil {
 			return err
-		}
-		if result != "" {
-			m.Result = json.RawMessage(result)
 		}
 		all = append(all, m)
 		return nil

@@ -282,7 +282,7 @@ type Filter struct {
 	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
 
 	// WithoutPayloads leaves Payload, Bytes, Metadata and Result of the jobs of List, Page and Doubts empty, and does not read
-	// them: a job may have more than a megabyte of these.
+	// them: a job may have more than a megabyte of these. So it is with Result of Keys, Effects and Members.
 	WithoutPayloads bool
 
 	// All says that a filter without Queue, Kind, Scope, IDs and Group is meant. Without it, such a filter is an *InvalidError of
@@ -330,6 +330,9 @@ func (f *Filter) infos() (live, waiting, past string) {
 	}
 	return liveInfo, waitingInfo, pastInfo
 }
+
+// orNone is a Filter that need not be given.
+func orNone(given []Filter) Filter { return append(slices.Clip(given), Filter{})[0] }
 
 func (f *Filter) check() error {
 	for _, s := range f.States {

@@ -44,7 +44,7 @@ select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when 
          when ` + sqlDead + ` then 'dead' when ` + sqlCancelled + ` then 'cancelled' when ` + sqlUncertain + ` then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce(` + fenceFree + `, false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
-       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
+       case when not $4::boolean then f.result::text end, coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> ` + sqlOfEffect + ` and (f.class <> ` + sqlOfEvent + ` or f.state = ` + sqlCompleted + `) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
@@ -52,8 +52,8 @@ select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when 
 
 // Keys returns what is known about a key: of jobs, of the application's own (Do, Fence), of requests, and of events (Emit).
 // With an empty scope it looks in every scope and returns the first 100. A key that was never taken, or that a Reaper has
-// removed, is not there.
-func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, error) {
+// removed, is not there. A Filter may say WithoutPayloads, and no more.
+func (q *Queue) Keys(ctx context.Context, db DB, scope, key string, filter ...Filter) ([]KeyInfo, error) {
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
 		return nil, err
 	}
@@ -61,13 +61,12 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		return nil, err
 	}
 	var all []KeyInfo
-	err := q.send(ctx, db, reading, readKeys, []any{scope, key, maxKeys}, each(func(rows pgx.Rows) error {
+	err := q.send(ctx, db, reading, readKeys, []any{scope, key, maxKeys, orNone(filter).WithoutPayloads}, each(func(rows pgx.Rows) error {
 		i := KeyInfo{Key: key}
 		var until, finished *time.Time
 		var lifetime, identity int64
-		var result string
 		var mark []byte
-		if err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime, &result, &i.Detail, &identity, &mark); err != nil {
+		if err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime, (*[]byte)(&i.Result), &i.Detail, &identity, &mark); err != nil {
 			return err
 		}
 		i.FinishedAt = orZero(finished)
@@ -76,9 +75,6 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		}
 		if i.Class == classJob && i.State == "cancelled" && i.Token&claimsLimit == 0 { // neverClaimed: it has no window
 			i.FreeAt = i.FinishedAt
-		}
-		if result != "" {
-			i.Result = json.RawMessage(result)
 		}
 		if i.Class == classJob && len(mark) > 0 {
 			i.Kind = kindOf(mark, i.Scope)

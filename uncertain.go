@@ -299,7 +299,7 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 		if err := q.queryRow(ctx, db, past, []any{jobID}, &state); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
 		}
-		effects, err := q.Effects(ctx, db, jobID)
+		effects, err := q.Effects(ctx, db, jobID, Filter{WithoutPayloads: true})
 		if err != nil {
 			return err
 		}
@@ -482,24 +482,21 @@ type EffectInfo struct {
 	scope string
 }
 
-// effectColumns are what scanEffect reads of a fence f.
+// effectColumns are what scanEffect reads of a fence f, without its result if $2 says so.
 const effectColumns = `select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
          when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end,
-       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint`
+       f.created_at, f.leased_until, case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint`
 
 func (q *Queue) scanEffect(rows pgx.Rows) (e EffectInfo, jobID int64, err error) {
-	var key, result string
+	var key string
 	var mark []byte
-	if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail, &mark); err != nil {
+	if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, (*[]byte)(&e.Result), &e.Detail, &mark); err != nil {
 		return e, 0, err
 	}
 	jobID, e.Name = effectOf(key)
 	if len(mark) == 8 {
 		e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), e.Name)
-	}
-	if result != "" {
-		e.Result = json.RawMessage(result)
 	}
 	return e, jobID, nil
 }
@@ -515,26 +512,28 @@ with place as materialized (
 found as (
   select f.* from place p cross join lateral (
          select * from onceq.job_fences f
-          where f.class = ` + sqlOfEffect + ` and f.scope = p.queue and f.key > $2::text and f.key < $3::text and ` + ofRound("p") + ` offset 0) f
+          where f.class = ` + sqlOfEffect + ` and f.scope = p.queue and f.key > $3::text and f.key < $4::text and ` + ofRound("p") + ` offset 0) f
   union all
   select f.* from onceq.job_fences f
-   where f.class = ` + sqlOfEffect + ` and f.key > $2::text and f.key < $3::text and not exists (select from place)
+   where f.class = ` + sqlOfEffect + ` and f.key > $3::text and f.key < $4::text and not exists (select from place)
 )
 ` + effectColumns + `
   from found f
  where f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) and f.job_id = $1::bigint
- order by f.key`
+ order by f.key limit nullif($5::int, 0)`
 
 // Effects lists the effects of a job, sorted by name; after Reschedule, only those that were begun since. Effects of a
 // finished job are listed until a Reaper has removed them. Effects that were certainly not applied are not listed. Effects
-// is quick while the job is live or in the history; otherwise it searches the effects of every queue.
-func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, error) {
+// is quick while the job is live or in the history; otherwise it searches the effects of every queue. A Filter may say
+// WithoutPayloads, and have a Limit, and no more.
+func (q *Queue) Effects(ctx context.Context, db DB, jobID int64, filter ...Filter) ([]EffectInfo, error) {
 	if err := q.identify(ctx, db); err != nil {
 		return nil, err
 	}
 	prefix := strconv.FormatInt(jobID, 10)
 	var effects []EffectInfo
-	args := []any{jobID, prefix + "/", prefix + "0"} // '0' comes after '/'
+	f := orNone(filter)
+	args := []any{jobID, f.WithoutPayloads, prefix + "/", prefix + "0", max(f.Limit, 0)} // '0' comes after '/'
 	err := q.send(ctx, db, asIs, readEffects, args, each(func(rows pgx.Rows) error {
 		e, _, err := q.scanEffect(rows)
 		effects = append(effects, e)
@@ -587,7 +586,7 @@ func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doub
 	for _, j := range jobs {
 		ids, byID[j.ID] = append(ids, j.ID), j
 	}
-	err = q.send(ctx, db, reading, readDoubts, []any{ids}, each(func(rows pgx.Rows) error {
+	err = q.send(ctx, db, reading, readDoubts, []any{ids, filter.WithoutPayloads}, each(func(rows pgx.Rows) error {
 		e, id, err := q.scanEffect(rows)
 		doubts = append(doubts, Doubt{byID[id], e})
 		return err

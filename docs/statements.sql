@@ -1875,7 +1875,7 @@ with page as materialized (
    order by job_id
    limit $3::int
 )
-select m.job_id, coalesce(m.state, i.state, 5), coalesce(m.result::text, ''),
+select m.job_id, coalesce(m.state, i.state, 5), case when not $4::boolean then m.result::text end,
        coalesce(case when i.state <> 5 then i.kind end, ''),
        coalesce(case when i.state <> 5 then i.errors -> -1 ->> 'error'::text end, '')
   from page m
@@ -2688,7 +2688,7 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
       and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
-       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
+       case when not $4::boolean then f.result::text end, coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> 3 and (f.class <> 4 or f.state = 3) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
@@ -4476,7 +4476,7 @@ with page as materialized (
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
          when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end,
-       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
+       f.created_at, f.leased_until, case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
   from page p
  cross join lateral (select * from onceq.job_fences f
          where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
@@ -4493,18 +4493,18 @@ with place as materialized (
 found as (
   select f.* from place p cross join lateral (
          select * from onceq.job_fences f
-          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) offset 0) f
+          where f.class = 3 and f.scope = p.queue and f.key > $3::text and f.key < $4::text and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) offset 0) f
   union all
   select f.* from onceq.job_fences f
-   where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
+   where f.class = 3 and f.key > $3::text and f.key < $4::text and not exists (select from place)
 )
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
          when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end,
-       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
+       f.created_at, f.leased_until, case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
   from found f
  where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
- order by f.key;
+ order by f.key limit nullif($5::int, 0);
 
 -- uncertain.go: resolveEffects
 with h as materialized (

@@ -201,6 +201,43 @@ func TestList_WithoutPayloads(t *testing.T) {
 	}
 }
 
+// Keys, Effects and Members leave results unread if they are told so, and the rest is as it was.
+func TestResults_Unread(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	member := onceq.Kind[string]{Name: "member", Keep: time.Hour, Key: func(string) string { return "key" }}
+	g := must[onceq.Group](t)(q.EnqueueGroup(ctx, db.Pool, []onceq.Job{member.Job("secret")}, onceq.Job{Kind: "then", Delay: time.Hour}))
+	db.Drain(member.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
+		for _, name := range []string{"a", "b", "c"} {
+			if _, err := onceq.Once(ctx, l, name, func(context.Context, string) (string, error) { return "secret", nil }); err != nil {
+				return err
+			}
+		}
+		return l.SetResult("secret")
+	}))
+	without := onceq.Filter{WithoutPayloads: true}
+
+	keys := must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, "", "key"))
+	require.JSONEq(t, `"secret"`, string(keys[0].Result))
+	keys[0].Result = nil
+	require.Equal(t, keys, must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, "", "key", without)))
+
+	members := must[[]onceq.Member](t)(q.Members(ctx, db.Pool, g.Then.ID, 0, 0))
+	require.JSONEq(t, `"secret"`, string(members[0].Result))
+	members[0].Result = nil
+	require.Equal(t, members, must[[]onceq.Member](t)(q.Members(ctx, db.Pool, g.Then.ID, 0, 0, without)))
+
+	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID))
+	require.Len(t, effects, 3)
+	require.Equal(t, effects[:2], must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID, onceq.Filter{Limit: 2})))
+	for i := range effects {
+		require.JSONEq(t, `"secret"`, string(effects[i].Result))
+		effects[i].Result = nil
+	}
+	require.Equal(t, effects, must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID, without)))
+}
+
 // With 200,000 live jobs and 40,000 in the history, each page looks at few rows, and all pages together have what List has.
 func TestTrapPageReadsFewRowsOfManyJobs(t *testing.T) {
 	t.Parallel()
