@@ -271,13 +271,13 @@ type Member struct {
 // readMembers reads a page of a group's members. Of those that have completed it reads nothing but this.
 const readMembers = `
 with page as materialized (
-  select job_id, nullif(state, 0) as state, result
+  select job_id, nullif(state, 0) as state, case when not $4::boolean then result end as result
     from onceq.job_members
    where group_id = $1::bigint and job_id > $2::bigint
    order by job_id
    limit $3::int
 )
-select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), case when not $4::boolean then m.result::text end,
+select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), m.result::text,
        coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.kind end, ''),
        coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.errors -> -1 ->> 'error'::text end, '')
   from page m
@@ -294,7 +294,9 @@ select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), case when 
 // most limit of them, 1,000 if that is 0, which is also the most. After the last page it returns none. For the next page set
 // after to the last ID of this one. They are known as long as the group is, which is until a Reaper finds that the job
 // that waited for them is gone. A Filter may say WithoutPayloads, and no more.
-func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit int, filter ...Filter) ([]Member, error) {
+func (q *Queue) Members(
+	ctx context.Context, db DB, group, after int64, limit int, filter ...Filter,
+) ([]Member, error) {
 	if limit == 0 {
 		limit = 1000
 	}
@@ -302,7 +304,8 @@ func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit in
 		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 for the default", limit)
 	}
 	var all []Member
-	err := q.send(ctx, db, reading, readMembers, []any{group, after, limit, orNone(filter).WithoutPayloads}, each(func(rows pgx.Rows) error {
+	args := []any{group, after, limit, orNone(filter).WithoutPayloads}
+	err := q.send(ctx, db, reading, readMembers, args, each(func(rows pgx.Rows) error {
 		var m Member
 		if err := rows.Scan(&m.ID, &m.State, (*[]byte)(&m.Result), &m.Kind, &m.Error); err != nil {
 			return err

@@ -61,7 +61,8 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string, filter ...Fi
 		return nil, err
 	}
 	var all []KeyInfo
-	err := q.send(ctx, db, reading, readKeys, []any{scope, key, maxKeys, orNone(filter).WithoutPayloads}, each(func(rows pgx.Rows) error {
+	args := []any{scope, key, maxKeys, orNone(filter).WithoutPayloads}
+	err := q.send(ctx, db, reading, readKeys, args, each(func(rows pgx.Rows) error {
 		i := KeyInfo{Key: key}
 		var until, finished *time.Time
 		var lifetime, identity int64

@@ -485,13 +485,14 @@ type EffectInfo struct {
 // effectColumns are what scanEffect reads of a fence f, without its result if $2 says so.
 const effectColumns = `select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
          when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
-         else 'uncertain' end,
-       f.created_at, f.leased_until, case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint`
+         else 'uncertain' end, f.created_at, f.leased_until,
+       case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint`
 
 func (q *Queue) scanEffect(rows pgx.Rows) (e EffectInfo, jobID int64, err error) {
 	var key string
 	var mark []byte
-	if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, (*[]byte)(&e.Result), &e.Detail, &mark); err != nil {
+	result := (*[]byte)(&e.Result)
+	if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, result, &e.Detail, &mark); err != nil {
 		return e, 0, err
 	}
 	jobID, e.Name = effectOf(key)
@@ -524,16 +525,15 @@ found as (
 
 // Effects lists the effects of a job, sorted by name; after Reschedule, only those that were begun since. Effects of a
 // finished job are listed until a Reaper has removed them. Effects that were certainly not applied are not listed. Effects
-// is quick while the job is live or in the history; otherwise it searches the effects of every queue. A Filter may say
-// WithoutPayloads, and have a Limit, and no more.
+// is quick while the job is live or in the history; otherwise it searches the effects of every queue. A
+// Filter may say WithoutPayloads, and have a Limit, and no more.
 func (q *Queue) Effects(ctx context.Context, db DB, jobID int64, filter ...Filter) ([]EffectInfo, error) {
 	if err := q.identify(ctx, db); err != nil {
 		return nil, err
 	}
-	prefix := strconv.FormatInt(jobID, 10)
+	f, prefix := orNone(filter), strconv.FormatInt(jobID, 10)
 	var effects []EffectInfo
-	f := orNone(filter)
-	args := []any{jobID, f.WithoutPayloads, prefix + "/", prefix + "0", max(f.Limit, 0)} // '0' comes after '/'
+	args := []any{jobID, f.WithoutPayloads, prefix + "/", prefix + "0", max(f.Limit, 0)} // '0' follows '/'
 	err := q.send(ctx, db, asIs, readEffects, args, each(func(rows pgx.Rows) error {
 		e, _, err := q.scanEffect(rows)
 		effects = append(effects, e)
@@ -586,7 +586,8 @@ func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doub
 	for _, j := range jobs {
 		ids, byID[j.ID] = append(ids, j.ID), j
 	}
-	err = q.send(ctx, db, reading, readDoubts, []any{ids, filter.WithoutPayloads}, each(func(rows pgx.Rows) error {
+	args := []any{ids, filter.WithoutPayloads}
+	err = q.send(ctx, db, reading, readDoubts, args, each(func(rows pgx.Rows) error {
 		e, id, err := q.scanEffect(rows)
 		doubts = append(doubts, Doubt{byID[id], e})
 		return err

@@ -1869,13 +1869,13 @@ select g.id,
 
 -- group.go: readMembers
 with page as materialized (
-  select job_id, nullif(state, 0) as state, result
+  select job_id, nullif(state, 0) as state, case when not $4::boolean then result end as result
     from onceq.job_members
    where group_id = $1::bigint and job_id > $2::bigint
    order by job_id
    limit $3::int
 )
-select m.job_id, coalesce(m.state, i.state, 5), case when not $4::boolean then m.result::text end,
+select m.job_id, coalesce(m.state, i.state, 5), m.result::text,
        coalesce(case when i.state <> 5 then i.kind end, ''),
        coalesce(case when i.state <> 5 then i.errors -> -1 ->> 'error'::text end, '')
   from page m
@@ -4475,8 +4475,8 @@ with page as materialized (
 )
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
          when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
-         else 'uncertain' end,
-       f.created_at, f.leased_until, case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
+         else 'uncertain' end, f.created_at, f.leased_until,
+       case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
   from page p
  cross join lateral (select * from onceq.job_fences f
          where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
@@ -4500,8 +4500,8 @@ found as (
 )
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
          when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
-         else 'uncertain' end,
-       f.created_at, f.leased_until, case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
+         else 'uncertain' end, f.created_at, f.leased_until,
+       case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
   from found f
  where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
  order by f.key limit nullif($5::int, 0);

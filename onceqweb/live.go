@@ -31,7 +31,8 @@ type cached[V any] struct {
 	bytes int
 }
 
-// What a cache may hold. When there is more, all of it is forgotten but what was read last.
+// What a cache may hold. When there is more, all of it is forgotten but what was read last. An answer that is larger by itself is not
+// kept: those who wait for it get it.
 const (
 	maxCached      = 200
 	maxCachedBytes = 8 << 20
@@ -78,6 +79,10 @@ func (c *cache[K, V]) keep(key K, e *cached[V], every time.Duration) {
 	}
 	if c.size != nil && e.err == nil {
 		e.bytes = c.size(e.value)
+	}
+	if e.bytes > maxCachedBytes {
+		delete(c.m, key)
+		return
 	}
 	if c.bytes += e.bytes; c.bytes > maxCachedBytes {
 		c.m, c.bytes = map[K]*cached[V]{key: e}, e.bytes

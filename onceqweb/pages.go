@@ -377,8 +377,8 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 type jobView struct {
 	Job     onceq.JobInfo
 	Found   bool
-	Why     []onceq.Reason // that it does not run, or where it runs
-	Effects []onceq.EffectInfo
+	Why     []onceq.Reason     // that it does not run, or where it runs
+	Effects []onceq.EffectInfo // one more than maxEffects if there are more
 	Key     *onceq.KeyInfo
 	Actions []onceq.Action
 	Groups  []int64         // that it is a member of
@@ -418,7 +418,7 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 			v.Job.Payload, v.Job.Bytes, v.Job.Metadata, v.Job.Result = whole.Payload, whole.Bytes, whole.Metadata, whole.Result
 		}
 		if v.Found = why.Cause() != onceq.CauseUnknown; v.Found {
-			if v.Effects, err = h.q.Effects(ctx, h.db, id); err != nil {
+			if v.Effects, err = h.readEffects(ctx, id, payloads); err != nil {
 				return v, err
 			}
 			if v.Groups, err = h.q.GroupsOf(ctx, h.db, id); err != nil {
@@ -429,7 +429,7 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 			}
 		}
 		if v.Job.Key != "" {
-			keys, err := h.q.Keys(ctx, h.db, v.Job.Scope, v.Job.Key)
+			keys, err := h.q.Keys(ctx, h.db, v.Job.Scope, v.Job.Key, onceq.Filter{WithoutPayloads: true})
 			if err != nil {
 				return v, err
 			}
@@ -442,6 +442,27 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 		v.Actions, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{JobID: id, Limit: 50})
 		return v, err
 	})
+}
+
+// A job may have any number of effects. Its page shows the first maxEffects of them, and of these the results of the first maxResults.
+const (
+	maxEffects = 200
+	maxResults = 20
+)
+
+// readEffects reads the effects of a job that its page shows, and results for those who may see them alone.
+func (h *Handler) readEffects(ctx context.Context, id int64, results bool) ([]onceq.EffectInfo, error) {
+	all, err := h.q.Effects(ctx, h.db, id, onceq.Filter{WithoutPayloads: true, Limit: maxEffects + 1})
+	if err != nil || !results || len(all) == 0 {
+		return all, err
+	}
+	whole, err := h.q.Effects(ctx, h.db, id, onceq.Filter{Limit: maxResults})
+	for _, e := range whole {
+		if i := slices.IndexFunc(all, func(other onceq.EffectInfo) bool { return other.Name == e.Name }); i >= 0 {
+			all[i].Result = e.Result
+		}
+	}
+	return all, err
 }
 
 // shownEffect is an effect as a page shows it.
@@ -491,6 +512,7 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Note                             string // of the progress
 		Attempts                         []attempt
 		Effects                          []shownEffect
+		More                             int // how many of them are shown if there are more; else 0
 		Open                             bool
 		Key                              *onceq.KeyInfo
 		Actions                          []onceq.Action
@@ -532,8 +554,14 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 	for _, e := range slices.Backward(j.Errors) {
 		d.Attempts = append(d.Attempts, attempt{e.At, e.Attempt, short(h.cfg.Mask(j.Kind, "error", e.Error))})
 	}
-	for _, e := range v.Effects {
+	if len(v.Effects) > maxEffects {
+		d.More = maxEffects
+	}
+	for i, e := range v.Effects[:min(len(v.Effects), maxEffects)] {
 		one := h.shown(j.Kind, e, r.viewer)
+		if r.viewer.Payloads && i >= maxResults && e.State == "completed" {
+			one.Result = fmt.Sprintf("This page shows the results of the first %d effects. onceq jobs show %d prints all.", maxResults, id)
+		}
 		d.Open = d.Open || one.Open
 		d.Effects = append(d.Effects, one)
 	}
@@ -628,6 +656,9 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 	return &view{Template: "effects", Title: "Effects of unknown outcome", Data: d, Live: live("effects", st.sums(nil)["effects"])}, nil
 }
 
+// unread leaves unread what a viewer may not see: a page would take the longer, the larger it is.
+func unread(v Viewer) onceq.Filter { return onceq.Filter{WithoutPayloads: !v.Payloads} }
+
 // keys shows who has a key.
 func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 	key, err := field(r.values, "key")
@@ -649,7 +680,7 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}{Key: key, Scope: scope}
 	if key != "" {
 		var found []onceq.KeyInfo
-		if err := h.reading(ctx, func() (err error) { found, err = h.q.Keys(ctx, h.db, scope, key); return err }); err != nil {
+		if err := h.reading(ctx, func() (err error) { found, err = h.q.Keys(ctx, h.db, scope, key, unread(r.viewer)); return err }); err != nil {
 			return nil, err
 		}
 		for _, k := range found {
@@ -776,7 +807,7 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 				return err
 			}
 		}
-		members, err = h.q.Members(ctx, h.db, id, after, pageSize)
+		members, err = h.q.Members(ctx, h.db, id, after, pageSize, unread(r.viewer))
 		return err
 	})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -724,6 +725,85 @@ func TestPayloads_LeaveNoTrace(t *testing.T) {
 	require.Equal(t, "change", <-events)
 }
 
+// received counts what the database sends.
+type received struct{ bytes atomic.Int64 }
+
+type countedConn struct {
+	net.Conn
+	to *received
+}
+
+func (c countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.to.bytes.Add(int64(n))
+	return n, err
+}
+
+// The database sends no result for a viewer without Payloads, so that no page takes the longer, the larger the results are. Of a
+// job with many effects it sends a bounded part, whoever asks.
+func TestResults_AreNotReadForNothing(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx, q := t.Context(), db.Queue
+	const size, effects = 250 << 10, 60
+	big := strings.Repeat("x", size)
+	_, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "big"}, func(context.Context, *onceq.FenceLease) (string, error) { return big, nil })
+	require.NoError(t, err)
+	k := onceq.Kind[int]{Name: "k", Timeout: onceq.NoTimeout, Keep: time.Hour, Key: func(int) string { return "of-job" }}
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{k.Job(1)}, onceq.Job{Kind: "then", Delay: time.Hour})
+	require.NoError(t, err)
+	db.Drain(k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		for i := range effects {
+			if _, err := onceq.Once(ctx, l, fmt.Sprintf("e%03d", i), func(context.Context, string) (string, error) { return big, nil }); err != nil {
+				return err
+			}
+		}
+		return l.SetResult(big)
+	}))
+
+	got := &received{}
+	cfg := db.Pool.Config()
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return countedConn{conn, got}, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg) // the page's alone
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	read := func(s *site, path string) (bytes int, page string) {
+		got.bytes.Store(0)
+		page = s.get(path, http.StatusOK)
+		return int(got.bytes.Load()), page
+	}
+	job := fmt.Sprintf("job?id=%d", g.Members[0].ID)
+	paths := []string{"keys?key=big", "keys?key=of-job", job, fmt.Sprintf("group?id=%d", g.Then.ID)}
+	nobody := serve(t, db, onceqweb.Config{Viewer: onceqweb.Everybody}, pool)
+	somebody := serve(t, db, onceqweb.Config{Viewer: may(false, true)}, pool)
+	for _, path := range paths {
+		n, page := read(nobody, path)
+		require.Less(t, n, size/2, path)
+		require.Contains(t, page, "hidden", path)
+		n, page = read(somebody, path)
+		require.Greater(t, n, size, path)
+		require.Contains(t, page, "xxxxxxxx", path)
+	}
+
+	n, page := read(serve(t, db, onceqweb.Config{Viewer: may(false, true)}, pool), job)
+	require.Less(t, n, 25*size)
+	require.Contains(t, page, "e059")
+	require.Contains(t, page, fmt.Sprintf("onceq jobs show %d", g.Members[0].ID), "which prints the other results")
+
+	// Of very many effects it names the first ones, and says so.
+	_, err = db.Pool.Exec(ctx, `insert into onceq.job_fences select (jsonb_populate_record(f, jsonb_build_object('key', f.key || '-' || i, 'result', null))).*
+  from onceq.job_fences f cross join generate_series(1, 10) i where f.class = (select class from onceq.job_fences where key like '%/e000')
+   and f.key like '%/e0%'`)
+	require.NoError(t, err)
+	_, page = read(serve(t, db, onceqweb.Config{Viewer: onceqweb.Everybody}, pool), job)
+	require.Equal(t, 200, strings.Count(page, `<article class="effect`))
+	require.Contains(t, page, "job has more effects")
+}
+
 func TestMask(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -849,6 +929,7 @@ func TestCaches_AreBoundedAndEmptyThemselves(t *testing.T) {
 func TestCaches_KeepNothingThatTheyHaveForgotten(t *testing.T) {
 	t.Parallel()
 	require.LessOrEqual(t, onceqweb.KeptAfter(30, 1<<20), onceqweb.MaxCachedBytes>>20)
+	require.Zero(t, onceqweb.KeptAfter(1, onceqweb.MaxCachedBytes+1), "an answer that is larger than all may be")
 }
 
 // A single job's form and the one for many offer the queues that workers serve, and fill in the one that a misspelt name may mean.
