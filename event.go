@@ -57,7 +57,8 @@ type Event struct {
 	Err     error
 }
 
-// Hook receives events, synchronously and from many goroutines: it must be quick and must not block.
+// Hook receives events, synchronously and from many goroutines: it must be quick and must not block. Each
+// call has a goroutine of its own, and may end it, as a test's FailNow does: that costs one event.
 type Hook interface {
 	Event(ctx context.Context, e Event)
 }
@@ -65,7 +66,7 @@ type Hook interface {
 // HookFunc makes a function a Hook.
 type HookFunc func(ctx context.Context, e Event)
 
-// guardedHook is a Hook that cannot panic.
+// guardedHook is a Hook that neither panics nor ends its caller.
 type guardedHook struct {
 	hook  Hook
 	guard *guard.Guard

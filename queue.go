@@ -49,6 +49,7 @@ type Config struct {
 
 	// Logger gets what an operator should know: the library's warnings, and each event at the level that EventType.Level
 	// returns. Default slog.Default(). If its handler panics, the record is lost, and the first time that is said on standard error.
+	// The same holds for one whose Handle ends its goroutine.
 	Logger *slog.Logger
 
 	// Hook is called with every event. Default none. A panic of it is logged with its stack and costs that event alone.

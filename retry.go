@@ -199,13 +199,8 @@ func (l *Lease) failure(err error) outcome {
 	return o
 }
 
-// askBackoff asks the kind's Backoff, in a goroutine of its own, which that may end. After that, or a panic, the delay stays.
+// askBackoff asks the kind's Backoff. If that panics or ends its goroutine, the delay stays.
 func (l *Lease) askBackoff(err error, delay time.Duration) time.Duration {
-	asked := make(chan struct{})
-	go func() {
-		defer close(asked)
-		l.q.guard.Call("Kind.Backoff of "+l.Kind, func() { delay = l.backoff(l.Attempt, err) })
-	}()
-	<-asked
+	l.q.guard.Call("Kind.Backoff of "+l.Kind, func() { delay = l.backoff(l.Attempt, err) })
 	return delay
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -214,6 +215,45 @@ func panicsInHook(t *testing.T) {
 	require.Contains(t, log.String(), "panic_test.go")
 	require.LessOrEqual(t, strings.Count(log.String(), "function=Config.Hook"), 4) // of Enqueue's Queue, and of the worker's
 }
+
+// A Hook or a log handler that ends its goroutine, as a test's FailNow does, ends none of the library's: the worker, the Reaper and those
+// that enqueue go on.
+func TestGoexit_EndsNoGoroutineOfTheLibrary(t *testing.T) {
+	t.Parallel()
+	var log logBuffer
+	exit := onceq.HookFunc(func(context.Context, onceq.Event) { runtime.Goexit() })
+	for name, cfg := range map[string]onceq.Config{
+		"hook":   {Logger: log.logger(), Hook: exit},
+		"logger": {Logger: slog.New(exitHandler{slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := queuetest.New(t, queuetest.Config(cfg))
+			kind := onceq.Kind[int]{Name: "k", Backoff: func(int, error) time.Duration { return 0 }}
+			w := start(t, db, onceq.WorkerConfig{}, kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+				if l.Attempt == 1 {
+					return errors.New("again")
+				}
+				return nil
+			}))
+			for n := range 3 {
+				_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(n))
+				require.NoError(t, err)
+				until(t, db, noJobs)
+			}
+			require.NoError(t, w.stop())
+			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (2, 2, 1, 1, now() - interval '1 day')`)
+			reaped, err := newReaper(t, db, onceq.ReaperConfig{}).RunOnce(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, 1, reaped.Waiters)
+		})
+	}
+	require.Contains(t, log.String(), `function=Config.Hook times=1 panic="it ended its goroutine, by runtime.Goexit`)
+}
+
+// exitHandler is a slog.Handler that ends the goroutine in which it gets a record.
+type exitHandler struct{ slog.Handler }
+
+func (exitHandler) Handle(context.Context, slog.Record) error { runtime.Goexit(); return nil }
 
 func panicsInBeforeEnqueue(t *testing.T) {
 	t.Parallel()
