@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/url"
 	"os"
 	"os/user"
 	"regexp"
@@ -191,7 +190,7 @@ func (a *app) config() (*pgxpool.Config, error) {
 		to = os.Getenv("DATABASE_URL")
 	}
 	config, err := pgxpool.ParseConfig(to)
-	if u, bad := url.Parse(to); err == nil && bad == nil && atOutside(u) {
+	if atOutside(to) {
 		err = errAt
 	}
 	if err != nil {
@@ -219,18 +218,32 @@ func (a *app) config() (*pgxpool.Config, error) {
 	return config, nil
 }
 
-// errAt is of a URL whose user and password are cut short by a character that ends them, as in user:12/34@host: 12 would be the port, and
-// the rest of the password the database's name.
+// errAt is of a URL whose user and password are cut short by a character that ends them. Of user:12/34@host, 12 would be the port, and the
+// rest of the password the database's name; of user:12@34@host, the server would be 34@host.
 var errAt = errors.New("failed to parse as URL")
 
-// atOutside reports whether an @ stands where a URL of a database has none.
-func atOutside(u *url.URL) bool {
-	for name := range u.Query() {
-		if strings.Contains(name, "@") {
+// atOutside reports whether an @ of a URL stands where only that of a password does: for pgx the first one ends the user and the password, if
+// it comes before a slash. Of the parameters these three may have one.
+func atOutside(to string) bool {
+	_, rest, _ := strings.Cut(to, "://")
+	if !strings.HasPrefix(to, "postgres://") && !strings.HasPrefix(to, "postgresql://") {
+		return false
+	}
+	if i := strings.IndexAny(rest, "@/"); i >= 0 && rest[i] == '@' {
+		if strings.ContainsAny(rest[:i], "?#") { // which other programs take for the end of the server
 			return true
 		}
+		rest = rest[i+1:]
 	}
-	return u.User == nil && strings.Contains(u.Path+u.Fragment, "@")
+	path, query, _ := strings.Cut(rest, "?")
+	for parameter := range strings.SplitSeq(query, "&") {
+		switch name, _, _ := strings.Cut(parameter, "="); name {
+		case "user", "password", "application_name":
+		default:
+			path += parameter
+		}
+	}
+	return strings.Contains(path, "@")
 }
 
 // unreadable says why a connection string cannot be read, and repeats nothing of it: it has a password, and what cannot be read does not say

@@ -98,6 +98,8 @@ func TestConnectionStringsAreNotPrinted(t *testing.T) {
 	for _, to := range []string{
 		"host=127.0.0.1 password = geheim port=x", "host = 127.0.0.1 password='geheim", `host=127.0.0.1 password='it\'s geheim' port=x`, "password=my geheim sslmode=disable",
 		"postgres://ada:geheim/x@127.0.0.1/shop", "postgres://ada:12/geheim@127.0.0.1:y/shop", "postgres://ada:12?geheim@127.0.0.1/shop", "postgres://ada:12#geheim@127.0.0.1/shop", "postgres://ada:geheim%zz@127.0.0.1/shop", "postgres://ada:x@127.0.0.1/shop?sslpassword=geheim&sslmode=x",
+		"postgres://ada:a@geheim@127.0.0.1:1/shop", "postgresql://ada:a@b@geheim@127.0.0.1:1/shop", "postgres://ada@geheim:x@127.0.0.1:1/shop", "postgres://ada:a@b/geheim@127.0.0.1:1/shop",
+		"postgres://ada:12/3?x=geheim@127.0.0.1:1/shop", "postgres://ada:a@b/c?connect_timeout=geheim@127.0.0.1:1/shop", "postgres://ada:/geheim@127.0.0.1:1/shop", "postgres://ada:a@1.2.3.4:1,geheim@127.0.0.1:1/shop",
 		"pos://ada:geheim@127.0.0.1/shop", "host=127.0.0.1 port=1 sslmode=x sslpassword = geheim",
 	} {
 		for _, more := range [][]string{nil, {"--json"}} {
@@ -106,6 +108,22 @@ func TestConnectionStringsAreNotPrinted(t *testing.T) {
 			require.Contains(t, a.err, "the connection string cannot be read: ")
 			require.NotContains(t, a.out+a.err, "heim", to)
 			require.NotContains(t, a.out+a.err, "127.0.0.1", to)
+			if strings.Count(to, "@") > 1 {
+				require.Contains(t, a.err, "write %40 for @", to)
+			}
 		}
+	}
+}
+
+// An @ that is a part of something else than a URL's password is none of its ends.
+func TestConnectionStrings_WithAnAt(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{
+		"postgres://ada:a%40geheim@127.0.0.1:1/shop", "postgres://ada%40lab:geheim@127.0.0.1:1/shop?application_name=a@b", "postgresql://127.0.0.1:1/shop?user=ada@lab&password=geheim@x",
+		"host=127.0.0.1 port=1 user=ada@lab password=a@geheim", "host=127.0.0.1 port=1 user=ada password='a://b@geheim'",
+	} {
+		a := do(t, to, "queues")
+		require.Equal(t, codeUnreachable, a.code, "%s: %s", to, a.err)
+		require.NotContains(t, a.out+a.err, "heim", to)
 	}
 }
