@@ -62,19 +62,18 @@ select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coale
 func (x *examination) failing(ctx context.Context) error {
 	return x.each(ctx, readFailing, []any{failingFrom}, func(rows pgx.Rows) error {
 		f := Finding{What: "failing", Advice: "mend what the error says; the jobs then run when their next attempt is due, and Retry makes that now. Dead ones need a redrive"}
-		var bad, completed, n, looked int
-		var text string
-		if err := rows.Scan(&f.Queue, &f.Kind, &f.Since, &bad, &completed, &text, &n, &looked); err != nil {
+		var bad, done, n, looked int
+		if err := rows.Scan(&f.Queue, &f.Kind, &f.Since, &bad, &done, &f.Error, &n, &looked); err != nil {
 			return err
 		}
 		f.Since = f.Since.Truncate(time.Minute)
 		f.Detail = fmt.Sprintf("of %d attempts at jobs of kind %q in queue %q since %s, %d have failed (%d%%)",
-			bad+completed, f.Kind, f.Queue, stamp(f.Since), bad, 100*bad/(bad+completed))
-		if f.Severe = completed == 0; f.Severe {
+			bad+done, f.Kind, f.Queue, stamp(f.Since), bad, 100*bad/(bad+done))
+		if f.Severe = done == 0; f.Severe {
 			f.Detail += ", and none was completed"
 		}
 		if n > 0 {
-			f.Detail += fmt.Sprintf("; the commonest error, of %d of %d jobs that were looked at: %s", n, looked, text)
+			f.Detail += fmt.Sprintf("; the commonest error, of %d of %d jobs that were looked at: %s", n, looked, f.Error)
 		}
 		x.found = append(x.found, f)
 		return nil

@@ -30,6 +30,7 @@ type Finding struct {
 	JobID int64
 	Meant string    // the queue or kind that the misspelt one may be meant to be
 	Since time.Time // when it began, by the clock of who noticed; zero if that is not known
+	Error string    // of the application: what Detail ends with; "" for none
 }
 
 func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }

@@ -1032,6 +1032,8 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Equal(t, "missed", found[0].What)
 	require.Contains(t, found[0].Detail, `2 ticks of schedule "n" did not happen because the job was refused, between `)
 	require.Contains(t, found[0].Detail, "; the latest says: "+ticks[2].Note)
+	require.Equal(t, ticks[2].Note, found[0].Error)
+	require.True(t, found[0].Since.Equal(ticks[3].At))
 	require.Equal(t, "mend what makes its job; then back-fill them, if they still matter", found[0].Advice)
 	require.Equal(t, []time.Time{ticks[3].At.UTC(), ticks[2].At.UTC()}, utc([]time.Time{found[0].From, found[0].To}))
 	n, err := s.Backfill(t.Context(), nil, "n", found[0].To, found[0].To)

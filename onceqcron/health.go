@@ -21,6 +21,7 @@ func (s *Scheduler) Health(ctx context.Context, db onceq.DB) ([]Finding, error) 
 	const read = `
 select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, statement_timestamp()),
        case when s.paused_at is null and s.next_at < statement_timestamp() then statement_timestamp() - s.next_at else '0' end,
+       coalesce(s.paused_at, s.next_at, statement_timestamp()),
        coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp()),
        coalesce(m.refused, 0), coalesce(m.first_refused, statement_timestamp()), coalesce(m.last_refused, statement_timestamp()), coalesce(m.note, ''),
        s.job is null,
@@ -53,11 +54,15 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 	var name, spec, zone, note string
 	var paused, due time.Duration
 	var ticks, refused, taken int
-	var first, last, firstRefused, lastRefused, firstTaken, lastTaken time.Time
-	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &due, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note, &code, &taken, &firstTaken, &lastTaken}, func() error {
+	var since, first, last, firstRefused, lastRefused, firstTaken, lastTaken time.Time
+	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &due, &since, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note, &code, &taken, &firstTaken, &lastTaken}, func() error {
 		from, to := first, last
 		add := func(what, detail, advice string) {
-			found = append(found, Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
+			f := Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice, Since: from}}
+			if what == "paused" || what == "late" {
+				f.Since = since
+			}
+			found = append(found, f)
 		}
 		round := func(d time.Duration) string { return strings.TrimSuffix(d.Round(time.Minute).String(), "0s") }
 		if paused > time.Hour {
@@ -83,7 +88,9 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 		missed(ticks, "did not happen", "", "")
 		from, to = firstRefused, lastRefused
 		note, _, _ = strings.Cut(note, "\n\n") // the ledger has where a panic was
-		missed(refused, "did not happen because the job was refused", "; the latest says: "+note, "mend what makes its job; then ")
+		if missed(refused, "did not happen because the job was refused", "; the latest says: "+note, "mend what makes its job; then "); refused > 0 {
+			found[len(found)-1].Error = note
+		}
 		if from, to = firstTaken, lastTaken; taken > 0 {
 			add("duplicate", fmt.Sprintf("%d of the last day's ticks of schedule %q enqueued nothing, because the key of its job was still taken by one that had finished", taken, name),
 				"leave out the Key of its job, because a tick happens once without one; or let the Window of the job be UntilFinished, if a tick is to be left out only while another one's job runs")
@@ -124,14 +131,16 @@ func (s *Scheduler) explainLate(ctx context.Context, db onceq.DB, f *Finding, l 
 		return fmt.Errorf("onceqcron: looking at schedule %q: %w", l.name, err)
 	}
 	if n := len(e.Job.Errors); n > 0 && e.Job.Attempts > 0 {
-		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("its tick fails, %d times until now, the latest with: %s", e.Job.Attempts, e.Job.Errors[n-1].Error), 1)
+		f.Error = e.Job.Errors[n-1].Error
+		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("its tick fails, %d times until now, the latest with: %s", e.Job.Attempts, f.Error), 1)
 		f.Advice = "mend that; the tick is tried again each minute"
 		return nil
 	}
 	switch c := e.Cause(); {
 	case c == onceq.CauseNoWorker || c == onceq.CauseNoHandler || c == onceq.CauseUnknown:
 	case c != onceq.CauseReady || e.Reasons[0].Running > 0:
-		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("job %d, which ticks for it, has not done so: %s", ticking.ID, e.Reasons[0].Text), 1)
+		f.Error = e.Reasons[0].Text // which may have an error in it
+		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("job %d, which ticks for it, has not done so: %s", ticking.ID, f.Error), 1)
 		f.Advice = e.Reasons[0].Advice
 	}
 	return nil

@@ -442,7 +442,7 @@ func (h *Handler) act(w http.ResponseWriter, r *request) {
 	if err != nil {
 		var status *statusError
 		if !errors.As(err, &status) && refused(err) {
-			err = &statusError{http.StatusConflict, "Nothing was changed. " + err.Error()}
+			err = &statusError{http.StatusConflict, "Nothing was changed. " + h.said(err)}
 		}
 		h.fail(w, r, err)
 		return
@@ -462,7 +462,19 @@ func refused(err error) bool {
 			return true
 		}
 	}
-	return errors.As(err, &invalid) || strings.HasPrefix(err.Error(), "onceqcron: schedule ") // its job is refused
+	return errors.As(err, &invalid) || strings.HasPrefix(err.Error(), ofSchedule)
+}
+
+// ofSchedule begins what onceqcron says of a schedule whose job is refused. It ends with what the application says of that.
+const ofSchedule = "onceqcron: schedule "
+
+// said is the text of an error that hide has returned, as Config.Mask leaves what may be the application's own.
+func (h *Handler) said(err error) string {
+	text := err.Error()
+	if strings.HasPrefix(text, ofSchedule) {
+		text = h.cfg.Mask("", "error", text)
+	}
+	return text
 }
 
 // errResult is an effect's result that is not JSON.
@@ -622,9 +634,9 @@ select pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_co
 	})
 	if err != nil {
 		err = h.hide(err)
-		a.Outcome = "refused: " + whyNot(err)
+		a.Outcome = "refused: " + h.whyNot(err)
 		if answered := (*pgconn.PgError)(nil); a.ID != 0 && !errors.As(err, &answered) { // the commit was sent, and has no answer
-			a.Outcome = "not known: " + whyNot(err) + "; if it happened, a line of its own says so"
+			a.Outcome = "not known: " + h.whyNot(err) + "; if it happened, a line of its own says so"
 			err = &statusError{http.StatusServiceUnavailable, "The database did not answer, and it is not known whether this happened. If it did, it is in the audit trail. " + sentence(err.Error())}
 		}
 		_ = h.record(ctx, &a.Action)
@@ -634,7 +646,7 @@ select pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_co
 }
 
 // whyNot is what the audit trail says of an error that hide has returned.
-func whyNot(err error) string {
+func (h *Handler) whyNot(err error) string {
 	var answered *pgconn.PgError
 	switch stopped := errors.As(err, &answered) && (answered.Code == "57014" || answered.Code == "55P03"); { // statement_timeout, lock_timeout
 	case errors.Is(err, context.Canceled):
@@ -642,7 +654,7 @@ func whyNot(err error) string {
 	case stopped, errors.Is(err, context.DeadlineExceeded):
 		return "its time was up; " + err.Error()
 	}
-	return line(err.Error())
+	return line(h.said(err))
 }
 
 // elsewhere is the outcome for a schedule that is in another process's code.
@@ -887,7 +899,7 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 	}
 	a.Outcome, err = run()
 	if err != nil {
-		a.Outcome += "; then: " + whyNot(h.hide(err))
+		a.Outcome += "; then: " + h.whyNot(h.hide(err))
 	}
 	if err := h.record(ctx, &a.Action); err != nil {
 		return "", err

@@ -116,6 +116,8 @@ func advise(f onceq.Finding) advice {
 		return advice{sentence(f.Advice), jobs("state", "running"), "Its running jobs"}
 	case f.What == "kind":
 		return advice{sentence(f.Advice), jobs("kind", f.Kind), "These jobs"}
+	case f.What == "failing":
+		return advice{"Mend what the error says. The jobs then run when their next attempt is due, and a retry makes that now. Dead ones need a redrive.", jobs("kind", f.Kind, "state", "retrying", "state", "dead"), "Its jobs"}
 	case f.What == "hang":
 		return advice{"Its handler may hang: look at what its process logged last. Cancel it on its page; if the handler does not listen, end the process: the others then go on. A time limit of its kind ends such a handler.", job, "The job"}
 	case f.What == "crashes":

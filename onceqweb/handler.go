@@ -74,7 +74,8 @@ type Config struct {
 	// Mask changes what a viewer with Payloads sees of a job of a kind, and the errors that everybody sees. field is
 	// "payload", "result", "metadata", "progress", "error", or "effect " with the name of an effect, for its result. text is
 	// what would be shown, whole. Of a payload of bytes it is the bytes, which need not be UTF-8, and the page shows as hex what
-	// Mask makes of them if they are no text. For a key outside of jobs, kind is the key's scope. Where the kind is not known any more, as of a group's
+	// Mask makes of them if they are no text. For a key outside of jobs, kind is the key's scope, and for
+	// errors of a schedule it is empty. Of an error, Health reads the first 300 characters. Where the kind is not known any more, as of a group's
 	// members that have completed, results are hidden if there is a Mask. A panic hides the text. Default: all is shown as it is.
 	Mask func(kind, field, text string) string
 

@@ -49,6 +49,9 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 			age(time.Since(good.read)), sentence(h.hide(err).Error()))
 	}
 	d.State, d.Findings = st, slices.Concat(findings, st.findings()) // findings belong to all who ask
+	for i, f := range d.Findings {
+		d.Findings[i].Detail = h.masked(f)
+	}
 	slices.SortStableFunc(d.Findings, func(a, b onceq.Finding) int {
 		if a.Severe == b.Severe {
 			return 0
@@ -67,6 +70,18 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	d.Big = plotOf(d.Plot.Minutes)
 	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(err)["overview"])}, nil
+}
+
+// masked is what a finding says, with the application's error, in which it ends, as Config.Mask leaves it.
+func (h *Handler) masked(f onceq.Finding) string {
+	before, found := strings.CutSuffix(f.Detail, f.Error)
+	switch {
+	case f.Error == "":
+		return f.Detail
+	case !found:
+		return h.cfg.Mask(f.Kind, "error", f.Detail)
+	}
+	return before + h.cfg.Mask(f.Kind, "error", f.Error)
 }
 
 // totals are the figures of all queues.
@@ -882,6 +897,11 @@ func schedule(h *Handler, ctx context.Context, r *request) (*view, error) {
 	d.Info = list[i]
 	if err = h.reading(ctx, func() (err error) { d.Ticks, err = h.cron.Ticks(ctx, h.db, name, before, pageSize); return err }); err != nil {
 		return nil, err
+	}
+	for i, tick := range d.Ticks {
+		if tick.Outcome == "refused" {
+			d.Ticks[i].Note = h.cfg.Mask("", "error", tick.Note)
+		}
 	}
 	if len(d.Ticks) == pageSize {
 		d.Next = "./schedule?" + url.Values{"name": {name}, "before": {d.Ticks[pageSize-1].At.Format(time.RFC3339Nano)}}.Encode()

@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqcron"
 	"github.com/onceq/onceq/onceqweb"
 	"github.com/onceq/onceq/onceqweb/internal/trouble"
 	"github.com/onceq/onceq/queuetest"
@@ -840,6 +841,65 @@ func TestMask(t *testing.T) {
 	for _, f := range []string{"charge payload", "report result", "report metadata", "welcome error", "charge error", "charge effect charge"} {
 		require.True(t, fields[f], f)
 	}
+}
+
+// What the application's own errors say goes through the mask wherever everybody sees it: in what Health says, in a schedule's ledger,
+// and in the trail.
+func TestMask_ErrorsThatEverybodySees(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	failed := errors.New("503 for secret@example.com")
+	cron, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{},
+		onceqcron.Schedule{Name: "refused", Spec: "@hourly", JobFor: func(onceqcron.Tick) (onceq.Job, error) { return onceq.Job{}, failed }},
+		onceqcron.Schedule{Name: "late", Spec: "@hourly", Job: onceq.Job{Kind: "k"}})
+	require.NoError(t, err)
+	require.NoError(t, cron.Register(ctx))
+	for i := range 12 {
+		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "mail", Payload: i})
+		require.NoError(t, err)
+	}
+	claimed, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 12})
+	require.NoError(t, err)
+	for _, l := range claimed {
+		require.NoError(t, l.Fail(ctx, failed))
+	}
+	for _, statement := range []string{`
+insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
+values (date_trunc('minute', now()), 0, 0, 0, 12, 0, 'default', 'mail', array_fill(0, array[14]))`, `
+insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, note) values ('refused', now() - interval '1 h', now() - interval '1 h', 1, 'refused', '503 for secret@example.com')`, `
+update onceq.schedules set next_at = now() - interval '1 h' where name = 'late'`, `
+update onceq.jobs set attempts = 1, errors = '[{"attempt": 1, "error": "503 for secret@example.com", "at": "2026-01-01T00:00:00Z"}]' where queue = 'onceqcron'`} {
+		_, err := db.Pool.Exec(ctx, statement)
+		require.NoError(t, err)
+	}
+	mask := func(_, field, text string) string {
+		if field != "error" {
+			return text
+		}
+		return strings.ReplaceAll(text, "secret@example.com", "•••")
+	}
+	open := serve(t, db, onceqweb.Config{Viewer: may(true, false), Schedules: cron})
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, false), Schedules: cron, Mask: mask})
+	for where, n := range map[string]int{"": 3, "schedule?name=refused": 1} {
+		require.Equal(t, n, strings.Count(open.get(where, http.StatusOK), "secret@example.com"), where)
+		page := s.get(where, http.StatusOK)
+		require.NotContains(t, page, "secret@example.com", where)
+		require.Equal(t, n, strings.Count(page, "503 for •••"), where)
+	}
+	answer, text := s.post(form("do", "fire", "name", "refused"), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+	require.Equal(t, http.StatusConflict, answer.StatusCode)
+	require.Contains(t, text, "503 for •••")
+	trail := s.get("audit", http.StatusOK)
+	require.Contains(t, trail, "503 for •••")
+	require.NotContains(t, text+trail, "secret@example.com")
+
+	// A mask that hides all of an error leaves what else a finding says.
+	hides := serve(t, db, onceqweb.Config{Schedules: cron, Mask: func(_, field, text string) string {
+		return map[bool]string{true: "hidden", false: text}[field == "error"]
+	}})
+	require.Contains(t, html.UnescapeString(hides.get("", http.StatusOK)), `jobs that were looked at: hidden.`)
+	require.Contains(t, html.UnescapeString(hides.get("", http.StatusOK)), `<a href="./jobs?kind=mail&queue=default&state=retrying&state=dead">Its jobs</a>`)
 }
 
 // A mask that looks at the kind alone hides what a job of that kind has returned, wherever the page shows it.

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +59,8 @@ func TestHealth_AKindThatFails(t *testing.T) {
 	require.WithinDuration(t, sqlOne[time.Time](t, db, `select now() - interval '29 minutes'`), f.Since, 2*time.Minute)
 	require.Contains(t, f.Detail, `of 12 attempts at jobs of kind "charge" in queue "default" since `)
 	require.Contains(t, f.Detail, `12 have failed (100%), and none was completed`)
+	require.Contains(t, f.Error, "503 Service Unavailable")
+	require.True(t, strings.HasSuffix(f.Detail, f.Error))
 	require.Contains(t, f.Detail, `the commonest error, of 9 of 12 jobs that were looked at: 503 Service Unavailable (request 10`)
 
 	counted(t, db, "charge", 10*time.Minute, 4, 4, 0)
