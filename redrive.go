@@ -123,10 +123,10 @@ var redrivable = []State{StateDead, StateCancelled, StateHeld}
 type redriven struct{ back, taken, held, early, usedUp []int64 }
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (redriven, error) {
-	return q.redriveBy(ctx, db, forCaller, ids, states, nil)
+	return q.redriveBy(ctx, db, forCaller, ids, states, map[int64]bool{})
 }
 
-// redriveBy adds to led, if it is not nil, the groups of which members came back.
+// redriveBy adds to led the groups of which members came back.
 func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []State, led map[int64]bool) (r redriven, err error) {
 	_, past := (&Filter{States: states}).states()
 	var came, groups []int64
@@ -135,11 +135,13 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 			came = append(came, id)
 		}
 	}
-	err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&r.back, nil, &r.taken, &r.held, &r.early, &groups, &r.usedUp))
-	if led != nil {
-		for _, id := range groups {
-			led[id] = true
+	for range settleTries { // an EnqueueMany makes absent fences first: two may meet in a deadlock
+		if err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&r.back, nil, &r.taken, &r.held, &r.early, &groups, &r.usedUp)); !IsRetryable(err) || !outside(db) {
+			break
 		}
+	}
+	for _, id := range groups {
+		led[id] = true
 	}
 	if err != nil {
 		return redriven{}, fmt.Errorf("onceq: redrive: %w", q.told(err))
@@ -235,9 +237,8 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement, and then those of them that waited for
 // others, each after the ones that it waits for, so that it waits for them again. Each is redriven as by Redrive, so a job that
 // was cancelled before its time waits for that, and one that was cancelled while it waited for others keeps its Job.IfDead. By
-// default it chooses dead jobs;
-// Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope, IDs and Group needs
-// Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
+// default it chooses dead jobs; Filter.States may name StateDead, StateHeld and StateCancelled. A filter
+// without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
 // again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany. So do jobs
 // that were claimed too often: the error says how many.
@@ -250,8 +251,7 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 		redriven, taken, held, usedUp = redriven+len(r.back), taken+len(r.taken), held+len(r.held), usedUp+len(r.usedUp)
 		return err
 	}
-	var last []int64 // the followers
-	groups := make(map[int64][]int64)
+	last, groups := []int64(nil), make(map[int64][]int64) // the followers
 	progress := filter.Progress
 	if progress != nil {
 		filter.Progress = func(n int) error { tried = n - len(last); return progress(tried) }

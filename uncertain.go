@@ -386,7 +386,7 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 	h.mu.Lock()
 	looked := h.until[id]
 	h.mu.Unlock()
-	r, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld}, nil)
+	r, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld}, map[int64]bool{})
 	if lockedOut(err) || err == nil && len(r.held) > 0 {
 		return nil
 	}

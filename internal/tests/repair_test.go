@@ -961,6 +961,57 @@ select count(*) = $1 from pg_stat_activity
 	require.Equal(t, answer{redriven: 2, taken: 1}, receive(t, first))
 }
 
+// EnqueueMany makes fences that are absent before it takes those that are there, and RedriveMany after that. The latter
+// runs again where Postgres ends it for the deadlock.
+func TestRedriveMany_RunsAgainAfterADeadlock(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	var jobs []onceq.Job
+	for _, key := range []string{"absent", "b", "c"} {
+		jobs = append(jobs, onceq.Job{Kind: "k", Payload: 1, Key: key})
+	}
+	_, err := q.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+	require.NoError(t, err)
+	_, err = owner(t, db).Exec(ctx, `delete from onceq.job_fences where key = 'absent'`)
+	require.NoError(t, err)
+	begin := func(statement string) pgx.Tx {
+		tx, err := owner(t, db).Begin(ctx)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		_, err = tx.Exec(ctx, statement)
+		require.NoError(t, err)
+		return tx
+	}
+	lock := begin(`select from onceq.job_fences where key = 'c' for update`)
+	other := begin(`set local deadlock_timeout = '1h'`) // Postgres ends the redrive, and not this one
+	waiting := func(n int) bool {
+		return sqlOne[bool](t, db, `
+select count(*) = $1 from pg_stat_activity
+ where datname = current_database() and wait_event_type = 'Lock'`, n)
+	}
+	redriven, enqueued := make(chan [2]int, 1), make(chan error, 1)
+	failed := make(chan error, 1)
+	go func() {
+		chosen := onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}}
+		n, taken, err := q.RedriveMany(ctx, db.Pool, chosen)
+		redriven <- [2]int{n, taken}
+		failed <- err
+	}()
+	eventually(t, "the redrive has b and waits for c", func() bool { return waiting(1) })
+	go func() {
+		_, err := q.EnqueueMany(ctx, other, jobs[:2])
+		enqueued <- cmp.Or(err, other.Commit(ctx))
+	}()
+	eventually(t, "the other call waits", func() bool { return waiting(2) })
+	require.NoError(t, lock.Rollback(ctx))
+	require.NoError(t, receive(t, enqueued))
+	require.NoError(t, receive(t, failed))
+	require.Equal(t, [2]int{1, 2}, receive(t, redriven))
+}
+
 // hold lets the two meet.
 func (m meeting) hold(t *testing.T, db *queuetest.DB) {
 	ctx, end := context.WithTimeout(t.Context(), patience)
