@@ -56,7 +56,8 @@ func (v Viewer) may(do string) (may, known bool) {
 }
 
 // Everybody is a Config.Viewer that lets everybody read who reaches the handler, without payloads. Their names are the addresses
-// that their requests come from.
+// that their requests come from: behind a proxy all have one, and share its live updates. A Viewer of your own can take the name from
+// a header that the proxy sets.
 func Everybody(r *http.Request) (Viewer, error) {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -169,18 +170,24 @@ func (s *state) working(queue string) (n int) {
 	return n
 }
 
-// findings are what Health leaves to people: workers that are gone or of another version, and dead jobs. They come from what was
+// findings are what Health leaves to people: queues whose workers are gone, workers of another version, and dead jobs. A worker that is
+// gone is no trouble where others serve its queues. They come from what was
 // read for the figures, and cost no statement.
 func (s *state) findings() (found []onceq.Finding) {
 	add := func(what, queue, detail, advice string) {
 		found = append(found, onceq.Finding{What: what, Queue: queue, Detail: detail, Advice: advice})
 	}
 	live := 0
-	var gone, other []string
+	var other []string
+	last := make(map[string]onceq.WorkerInfo) // by queue that no live worker serves: the one that was seen last
 	for _, w := range s.Workers {
 		switch {
 		case w.Stale:
-			gone = append(gone, w.Where())
+			for queue := range w.Queues {
+				if s.working(queue) == 0 && w.Seen.After(last[queue].Seen) {
+					last[queue] = w
+				}
+			}
 			continue
 		case w.Schema != onceq.SchemaVersion:
 			other = append(other, fmt.Sprintf("%s (%d)", w.Where(), w.Schema))
@@ -188,10 +195,16 @@ func (s *state) findings() (found []onceq.Finding) {
 		live++
 	}
 	if len(s.Queues) > 0 && live == 0 {
-		add("worker", "", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[len(gone) > 0], "start one")
+		add("worker", "", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[len(s.Workers) > 0], "start one")
 	}
-	if len(gone) > 0 {
-		add("worker", "", "not seen for three minutes or more: "+some(gone), "each was killed, is frozen, or has lost the database: look at what it logged last; its jobs go to others by themselves")
+	unserved := slices.Sorted(maps.Keys(last))
+	for _, queue := range unserved[:min(len(unserved), few)] {
+		w := last[queue]
+		add("worker", queue, fmt.Sprintf("no live worker serves queue %q; the last one, %s, has not been seen since %s UTC", queue, w.Where(), clock(w.Seen)),
+			"it was killed, is frozen, or has lost the database: look at what it logged last, and start a worker for the queue")
+	}
+	if len(unserved) > few {
+		add("worker", "", fmt.Sprintf("other queues whose workers were all not seen for three minutes or more: %d", len(unserved)-few), "start workers for them")
 	}
 	if len(other) > 0 {
 		add("worker", "", fmt.Sprintf("these workers know another version of the tables than this page, which knows %d: %s", onceq.SchemaVersion, some(other)), "finish the deploy")
@@ -286,6 +299,7 @@ type hub struct {
 	mu      sync.Mutex
 	subs    map[*sub]bool
 	looking bool
+	came    int // pages until now
 	closed  chan struct{}
 	once    sync.Once
 }
@@ -297,7 +311,8 @@ type sub struct {
 	job    int64
 	told   uint64 // the sum of what it shows; only the looking goroutine changes it
 	ch     chan struct{}
-	ended  chan struct{} // closed when its place goes to another viewer
+	ended  chan struct{} // closed when its place goes to another page
+	place  int           // in the order in which pages came
 }
 
 const (
@@ -311,8 +326,9 @@ func (b *hub) init(h *Handler) {
 
 func (b *hub) close() { b.once.Do(func() { close(b.closed) }) }
 
-// add counts a page in, and false if there are too many. Then a viewer who has fewer pages than another gets a place of that
-// one's, so that nobody takes them all.
+// add counts a page in. If there are too many, a viewer who has fewer pages than another gets a place of that one's, so that nobody
+// takes them all, and otherwise the place of the viewer's own oldest page: one name may stand for many readers. It returns false for a
+// viewer who has no page if nobody has two.
 func (b *hub) add(s *sub) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -322,7 +338,8 @@ func (b *hub) add(s *sub) bool {
 	if s.job != 0 && b.jobs() >= maxJobSubs && !b.displace(s, true) {
 		return false
 	}
-	b.subs[s] = true
+	b.came++
+	s.place, b.subs[s] = b.came, true
 	if !b.looking {
 		b.looking = true
 		go b.look()
@@ -340,24 +357,29 @@ func (b *hub) jobs() (n int) {
 	return n
 }
 
-// displace ends a page of the viewer who has most of them, if that one has more than s's viewer will have: of all pages, or of those
-// of single jobs.
+// displace ends the oldest page of the viewer who has most of them, if that one has more than s's viewer will have, or else of s's
+// viewer: of all pages, or of those of single jobs.
 func (b *hub) displace(s *sub, ofJobs bool) bool {
-	n := make(map[string]int)
-	var most *sub
+	n, oldest, most := make(map[string]int), make(map[string]*sub), s.viewer
 	for other := range b.subs {
 		if ofJobs && other.job == 0 {
 			continue
 		}
-		if n[other.viewer]++; most == nil || n[other.viewer] > n[most.viewer] {
-			most = other
+		if n[other.viewer]++; oldest[other.viewer] == nil || other.place < oldest[other.viewer].place {
+			oldest[other.viewer] = other
 		}
 	}
-	if n[most.viewer] <= n[s.viewer]+1 {
+	for viewer := range n {
+		if n[viewer] > max(n[most], n[s.viewer]+1) {
+			most = viewer
+		}
+	}
+	end := oldest[most]
+	if end == nil {
 		return false
 	}
-	delete(b.subs, most)
-	close(most.ended)
+	delete(b.subs, end)
+	close(end.ended)
 	return true
 }
 
