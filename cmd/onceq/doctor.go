@@ -29,6 +29,8 @@ type finding struct {
 	Kind  string    `json:"kind,omitempty"`
 	Job   int64     `json:"job,omitempty"`
 	Since time.Time `json:"since,omitzero"`
+
+	Schedule string `json:"schedule,omitempty"`
 }
 
 // levels are those of findings, the worst first.
@@ -378,7 +380,7 @@ func (x *examination) health(ctx context.Context) error {
 		if f.Severe {
 			level = "bad"
 		}
-		x.put(finding{level, f.What, f.Detail, advice(f), f.Queue, f.Kind, f.JobID, f.Since})
+		x.put(finding{Level: level, What: f.What, Detail: f.Detail, Advice: advice(f), Queue: f.Queue, Kind: f.Kind, Job: f.JobID, Since: f.Since})
 	}
 	if err == nil && len(x.found) == before {
 		x.add("ok", "health", "no old transaction, no bloat, no queue that nobody works", "")
@@ -440,7 +442,10 @@ func advice(f onceq.Finding) string {
 func (x *examination) pauses(ctx context.Context) error {
 	pauses, err := x.a.q.Pauses(ctx, x.a.pool)
 	for _, p := range pauses {
-		x.put(finding{"warning", "paused", p.String(), advice(onceq.Finding{What: "paused", Queue: p.Queue, Kind: p.Kind}), p.Queue, p.Kind, 0, p.Since})
+		x.put(finding{
+			Level: "warning", What: "paused", Detail: p.String(), Advice: advice(onceq.Finding{What: "paused", Queue: p.Queue, Kind: p.Kind}),
+			Queue: p.Queue, Kind: p.Kind, Since: p.Since,
+		})
 	}
 	return err
 }
@@ -518,14 +523,22 @@ func (x *examination) kept(ctx context.Context) error {
 	for _, s := range stats {
 		plus := func(more bool) string { return map[bool]string{true: "+"}[more] }
 		if s.Dead > 0 {
+			since, err := x.oldest(ctx, s.Queue, onceq.StateDead)
+			if err != nil {
+				return err
+			}
 			x.put(finding{
-				Level: "warning", What: "dead", Queue: s.Queue, Detail: fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)),
+				Level: "warning", What: "dead", Queue: s.Queue, Since: since, Detail: fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)),
 				Advice: "onceq jobs list --state dead --queue " + quoteArg(s.Queue) + "; then redrive or discard them",
 			})
 		}
 		if s.Held > 0 {
+			since, err := x.oldest(ctx, s.Queue, onceq.StateHeld)
+			if err != nil {
+				return err
+			}
 			x.put(finding{
-				Level: "warning", What: "held", Queue: s.Queue,
+				Level: "warning", What: "held", Queue: s.Queue, Since: since,
 				Detail: fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus(s.Held >= onceq.StatsCap)),
 				Advice: "onceq effects list --queue " + quoteArg(s.Queue) + "; then resolve them",
 			})
@@ -535,6 +548,15 @@ func (x *examination) kept(ctx context.Context) error {
 		x.add("ok", "queues", "no queue has jobs, a history or workers", "")
 	}
 	return nil
+}
+
+// oldest is when the oldest job of a state was finished, of the first thousand that were enqueued; zero if they are gone meanwhile.
+func (x *examination) oldest(ctx context.Context, queue string, s onceq.State) (t time.Time, err error) {
+	err = x.a.pool.QueryRow(ctx, `
+select coalesce(pg_catalog.min(finished_at), '0001-01-01Z')
+  from (select finished_at from `+pgx.Identifier{x.a.schema}.Sanitize()+`.job_history
+         where queue = $1::text and state = $2::smallint order by id limit 1000) h`, queue, int16(s)).Scan(&t)
+	return t, err
 }
 
 func (x *examination) schedules(ctx context.Context) error {
@@ -555,7 +577,7 @@ func (x *examination) schedules(ctx context.Context) error {
 			"late":      f.Advice + "; onceq workers says what runs",
 			"missed":    before + fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), name),
 		}
-		x.add("warning", f.What, f.Detail, do[f.What])
+		x.put(finding{Level: "warning", What: f.What, Detail: f.Detail, Advice: do[f.What], Schedule: f.Name, Since: f.Since})
 	}
 	return nil
 }

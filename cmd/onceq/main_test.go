@@ -533,6 +533,29 @@ func TestMend(t *testing.T) {
 }
 
 // A schedule of which ticks did not happen: doctor names it, and prints the command that makes up for them.
+// doctorSays is the finding of that name.
+func doctorSays(t *testing.T, url, what string) map[string]any {
+	t.Helper()
+	var said struct{ Findings []map[string]any }
+	a := do(t, url, "doctor", "--json")
+	require.NoError(t, json.Unmarshal([]byte(a.out), &said), a.out)
+	for _, f := range said.Findings {
+		if f["what"] == what {
+			return f
+		}
+	}
+	require.Fail(t, "doctor does not say "+what, a.out)
+	return nil
+}
+
+func sinceOf(t *testing.T, finding map[string]any) time.Time {
+	t.Helper()
+	text, _ := finding["since"].(string)
+	since, err := time.Parse(time.RFC3339Nano, text)
+	require.NoError(t, err)
+	return since.UTC()
+}
+
 func TestDoctorNamesMissedTicks(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, schema())
@@ -553,6 +576,17 @@ func TestDoctorNamesMissedTicks(t *testing.T) {
 	command := regexp.MustCompile(`if they still matter: onceq (schedules backfill 'the report' --from (\S+) --to \S+); onceq schedules ticks 'the report'`).FindStringSubmatch(a.out)
 	require.NotEmpty(t, command, a.out)
 	require.Equal(t, first.Format(time.RFC3339Nano), command[2])
+	missed := doctorSays(t, db.URL, "missed")
+	require.Equal(t, "the report", missed["schedule"])
+	require.Equal(t, first, sinceOf(t, missed))
+	job, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	claimed, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 1, Kinds: []string{"k"}})
+	require.NoError(t, err)
+	require.NoError(t, claimed[0].Fail(t.Context(), onceq.Fatal(errors.New("x"))))
+	dead, err := db.Queue.Get(t.Context(), db.Pool, job.ID)
+	require.NoError(t, err)
+	require.Equal(t, dead.FinishedAt.UTC(), sinceOf(t, doctorSays(t, db.URL, "dead")))
 	require.Contains(t, fine(t, db.URL, append(split(command[1]), "--yes")...), "nqueued")
 	require.NotContains(t, do(t, db.URL, "doctor").out, "missed:")
 }
