@@ -10,13 +10,13 @@ import (
 
 // What Health says of kinds whose handlers fail.
 
-// failingFrom is how many attempts must have failed, since more were completed than failed, before Health names a kind.
+// failingFrom is how many attempts must have failed before Health names a kind of which some were completed, or is severe.
 const failingFrom = 10
 
 // readFailing reads the queues and kinds of which, in the last hour and since the last minute in which more attempts were completed than
-// failed, at least $1 have failed: how many, how many were completed, and the commonest of their jobs' latest errors. Numbers in errors
-// do not make them different. It looks for errors at 300 jobs of each priority that are due, at 300 that come next, and at 300 dead ones.
-// A kind of which nothing has ended for ten minutes, and of which no error is found, is left out: its jobs are gone.
+// failed, at least $1 have failed, or all, which are three or more: how many, how many were completed, and the commonest of their jobs'
+// latest errors. Numbers in errors do not make them different. It looks for errors at 300 jobs of each priority that are due, at 300 that
+// come next, and at 300 dead ones. A kind of which nothing has ended for ten minutes, and of which no error is found, is left out.
 const readFailing = `
 with counted as materialized (
   select queue, kind, minute, completed, failed + dead as bad,
@@ -29,7 +29,7 @@ failing as materialized (
     from counted
    where good is null or minute > good
    group by queue, kind
-  having pg_catalog.sum(bad) >= $1::int
+  having pg_catalog.sum(bad) >= case when pg_catalog.sum(completed) = 0 then 3 else $1::int end
    order by pg_catalog.sum(bad) desc, queue, kind
    limit 20
 )
@@ -58,7 +58,7 @@ select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coale
  where e.n > 0 or f.latest >= statement_timestamp() - interval '10 minutes'
  order by f.bad desc, f.queue, f.kind`
 
-// failing looks for kinds of which at least half of the attempts fail.
+// failing looks for kinds of which half of the attempts fail, or more.
 func (x *examination) failing(ctx context.Context) error {
 	return x.each(ctx, readFailing, []any{failingFrom}, func(rows pgx.Rows) error {
 		f := Finding{What: "failing", Advice: "mend what the error says; the jobs then run when their next attempt is due, and Retry makes that now. Dead ones need a redrive"}
@@ -69,8 +69,8 @@ func (x *examination) failing(ctx context.Context) error {
 		f.Since = f.Since.Truncate(time.Minute)
 		f.Detail = fmt.Sprintf("of %d attempts at jobs of kind %q in queue %q since %s, %d have failed (%d%%)",
 			bad+done, f.Kind, f.Queue, stamp(f.Since), bad, 100*bad/(bad+done))
-		if f.Severe = done == 0; f.Severe {
-			f.Detail += ", and none was completed"
+		if done == 0 {
+			f.Detail, f.Severe = f.Detail+", and none was completed", bad >= failingFrom
 		}
 		if n > 0 {
 			f.Detail += fmt.Sprintf("; the commonest error, of %d of %d jobs that were looked at: %s", n, looked, f.Error)

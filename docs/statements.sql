@@ -1463,7 +1463,7 @@ failing as materialized (
     from counted
    where good is null or minute > good
    group by queue, kind
-  having pg_catalog.sum(bad) >= $1::int
+  having pg_catalog.sum(bad) >= case when pg_catalog.sum(completed) = 0 then 3 else $1::int end
    order by pg_catalog.sum(bad) desc, queue, kind
    limit 20
 )

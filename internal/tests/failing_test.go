@@ -46,11 +46,19 @@ func TestHealth_AKindThatFails(t *testing.T) {
 		require.NoError(t, l.Fail(t.Context(), err))
 	}
 	counted(t, db, "charge", 50*time.Minute, 100, 3, 0)
-	counted(t, db, "charge", 29*time.Minute, 0, 9, 0)
+	counted(t, db, "charge", 29*time.Minute, 0, 2, 0)
 	counted(t, db, "mail", 29*time.Minute, 0, 9, 0)
-	require.Empty(t, findings(t, db, "failing"), "nine are too few to tell")
-	counted(t, db, "charge", 20*time.Minute, 0, 3, 0)
+	require.Empty(t, findings(t, db, "failing"), "two are too few to tell")
+	counted(t, db, "charge", 28*time.Minute, 0, 7, 0)
 	all := findings(t, db, "failing")
+	require.Len(t, all, 1, "all nine have failed")
+	require.False(t, all[0].Severe, "which may be one job")
+	require.Contains(t, all[0].Detail, "9 have failed (100%), and none was completed")
+	counted(t, db, "charge", 27*time.Minute, 1, 0, 0)
+	require.Empty(t, findings(t, db, "failing"), "it works again")
+	sqlRun(t, db, `delete from onceq.job_counts where completed = 1`)
+	counted(t, db, "charge", 20*time.Minute, 0, 3, 0)
+	all = findings(t, db, "failing")
 	require.Len(t, all, 1)
 	f := all[0]
 	require.Equal(t, "charge", f.Kind)
@@ -71,6 +79,8 @@ func TestHealth_AKindThatFails(t *testing.T) {
 
 	counted(t, db, "charge", 5*time.Minute, 9, 1, 0)
 	require.Empty(t, findings(t, db, "failing"), "it works again")
+	counted(t, db, "charge", 4*time.Minute, 1, 9, 0)
+	require.Empty(t, findings(t, db, "failing"), "nine are too few to tell where one was completed")
 
 	// A kind whose failed jobs are gone, and of which nothing has ended lately.
 	counted(t, db, "mail", 28*time.Minute, 0, 9, 0)
