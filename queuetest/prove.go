@@ -189,7 +189,8 @@ type fault struct {
 	step  *step
 	after bool
 	apart bool // the second delivery comes in another second of the clock
-	later bool // not a fault: an earlier run of the job failed and one lost its lease, and sequences give other ids than usual
+	later bool // not a fault: earlier runs of the job failed and lost their leases, and sequences give other ids than usual
+	once  bool // with later: one run failed and one lost its lease, not as many as may
 }
 
 // name returns the fault's name for EnvProve.
@@ -209,7 +210,7 @@ func (f *fault) name() string {
 	return fmt.Sprintf("%s-%d-before", faultNames[f.kind], f.at)
 }
 
-// laterRun is the name of the run whose job has failed once, and lost a worker once, before it begins.
+// laterRun is the name of the run whose job has failed, and lost workers, before it begins.
 const laterRun = "later"
 
 // words says what goes wrong.
@@ -218,7 +219,7 @@ func (f *fault) words() string {
 	case f == nil:
 		return ""
 	case f.later:
-		return "its job had failed once and lost a worker before it began"
+		return "its job had failed and lost workers before it began"
 	}
 	place := ""
 	if f.step != nil {
@@ -434,17 +435,21 @@ func (r *proofRun) wrong() error {
 	return fmt.Errorf("without any fault: %s", text)
 }
 
-// again makes the other runs without faults. One repeats the first. The other has other ids, and jobs that have failed
-// once and lost a worker once.
+// again makes the other runs without faults. One repeats the first. The other has other ids, and jobs at their last attempt that
+// have lost as many workers as the default of Kind.MaxLost allows: a handler that leaves work out after some attempts does so then,
+// whatever the number. If jobs end in another way then, the run is made again with jobs that have failed once and lost a worker once.
 func (v *prover) again() error {
 	second := v.run(nil)
 	if err := second.wrong(); err != nil {
 		return fmt.Errorf("a second time, %w", err)
 	}
 	v.calms = []*proofRun{v.calm, second}
-	r := v.run(&fault{later: true})
-	if r.err == nil && len(r.failed) == 0 && slices.Equal(r.states, v.calm.states) {
-		v.calms, v.later = append(v.calms, r), r
+	for _, once := range []bool{false, true} {
+		r := v.run(&fault{later: true, once: once})
+		if r.err == nil && len(r.failed) == 0 && slices.Equal(r.states, v.calm.states) {
+			v.calms, v.later = append(v.calms, r), r
+			break
+		}
 	}
 	v.tables = make(map[string]*standard)
 	all := make([]contents, len(v.calms))
@@ -680,7 +685,11 @@ func (r *proofRun) open(ctx context.Context, url string) error {
 	}
 	ready = true
 	if later {
-		r.db.exec(`update onceq.jobs set attempts = attempts + (max_attempts > 1)::int, lost = lost + 1 where id = any ($1)`, r.ids)
+		attempts, lost := `max_attempts - 1`, onceq.DefaultMaxLost-1
+		if r.fault.once {
+			attempts, lost = `(max_attempts > 1)::int`, 1
+		}
+		r.db.exec(`update onceq.jobs set attempts = `+attempts+`, lost = $2 where id = any ($1)`, r.ids, lost)
 	}
 	return nil
 }

@@ -758,7 +758,9 @@ func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
 		Handler: func(p *queuetest.Process) onceq.Handler {
 			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
 				mu.Lock()
-				attempts = max(attempts, l.Attempt)
+				if l.Attempt < onceq.DefaultMaxAttempts { // the later run begins there
+					attempts = max(attempts, l.Attempt)
+				}
 				mu.Unlock()
 				_, err := send(ctx, p.Client, "POST", "https://api.example/charges", rand.Text(), "Idempotency-Key", l.IdempotencyKey("charge"))
 				return err

@@ -690,10 +690,46 @@ func TestProve_Mistakes(t *testing.T) {
 			},
 			kinds: []string{"die"},
 			want: []string{
-				"the same with later: its job had failed once and lost a worker before it began",
+				"the same with later: its job had failed and lost workers before it began",
 				"died before POST pay.example/charges; then POST pay.example/charges happened never, without faults once",
 				"mistake: another run taken for a repetition",
 			},
+		},
+		"nothing, if two earlier runs may have done it": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if l.Attempt > 2 {
+					return nil
+				}
+				return post(ctx, p.Client, l.IdempotencyKey("charge"))
+			},
+			kinds: []string{"later"},
+			want:  []string{"POST pay.example/charges happened never, without faults once", "mistake: another run taken for a repetition"},
+		},
+		"nothing, if it has lost nearly as many workers as it may": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if l.Lost >= onceq.DefaultMaxLost-1 {
+					return nil
+				}
+				return post(ctx, p.Client, l.IdempotencyKey("charge"))
+			},
+			kinds: []string{"later"},
+			want:  []string{"POST pay.example/charges happened never, without faults once", "mistake: another run taken for a repetition"},
+		},
+		"nothing, if an earlier run may have done it, of a kind that may lose few": {
+			change: func(proof *queuetest.Proof) {
+				kind := provedCharge
+				kind.MaxLost = 2
+				proof.Handler = func(p *queuetest.Process) onceq.Handler {
+					return kind.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+						if l.Attempt > 1 {
+							return nil
+						}
+						return post(ctx, p.Client, l.IdempotencyKey("charge"))
+					})
+				}
+			},
+			kinds: []string{"later"},
+			want:  []string{"POST pay.example/charges happened never, without faults once", "mistake: another run taken for a repetition"},
 		},
 		"nothing, if an earlier run may have done it, beside an address of chance": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
@@ -715,7 +751,7 @@ func TestProve_Mistakes(t *testing.T) {
 			kinds: []string{"die"},
 			want: []string{
 				"died before `insert into charges …`; then table public.charges has 0 rows, without faults 1",
-				"the same with later: its job had failed once and lost a worker before it began",
+				"the same with later: its job had failed and lost workers before it began",
 				"mistake: another run taken for a repetition",
 			},
 		},
@@ -732,7 +768,7 @@ func TestProve_Mistakes(t *testing.T) {
 			},
 			kinds: []string{"die"},
 			want: []string{
-				"its job had failed once and lost a worker before it began; then table public.charges: a row is as it was at the beginning, and without faults it is not",
+				"its job had failed and lost workers before it began; then table public.charges: a row is as it was at the beginning, and without faults it is not",
 				"mistake: another run taken for a repetition",
 			},
 		},
