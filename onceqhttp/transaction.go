@@ -3,6 +3,7 @@ package onceqhttp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -68,15 +69,19 @@ func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 }
 
 // begin returns the options of the transaction. The server closes the connection of a client that idles in it for too
-// long.
+// long: for the Timeout, or for what the role or the pool says if that is less.
 func (m *Middleware) begin() pgx.TxOptions {
 	begin := "begin isolation level read committed read write"
 	if m.cfg.Timeout > 0 {
 		idle := min(max(1, m.cfg.Timeout.Milliseconds()), math.MaxInt32)
-		begin += "; set local idle_in_transaction_session_timeout = " + strconv.FormatInt(idle, 10)
+		begin += fmt.Sprintf(limitIdling, idle)
 	}
 	return pgx.TxOptions{BeginQuery: begin}
 }
+
+const limitIdling = `; select pg_catalog.set_config(s.name, '%d', true)
+  from (values ('idle_in_transaction_session_timeout'::text)) s (name)
+ where pg_catalog.current_setting(s.name) = '0'::text or pg_catalog.current_setting(s.name)::interval > '%[1]d ms'::interval`
 
 // transaction tries once. It returns a function that writes the answer after the transaction has ended and its
 // connection is back in the pool, so a slow client keeps neither. nil means try again. a is nil for a request without a

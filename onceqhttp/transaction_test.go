@@ -379,6 +379,23 @@ func TestHandlerTx_LimitsIdling(t *testing.T) {
 	require.Equal(t, "0", sqlOne[string](t, db, `show idle_in_transaction_session_timeout`), "of the transaction alone")
 }
 
+// A limit of the role's or the pool's that is shorter than the Timeout stays.
+func TestHandlerTx_KeepsAShorterLimitOfIdling(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[string]string{"5s": "5s", "1500ms": "1500ms", "19999": "19999ms", "1min": "20s", "2h": "20s", "0": "20s"} {
+		db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+			c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = own
+		}))
+		s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Timeout: 20 * time.Second}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			var idle string
+			err := tx.QueryRow(r.Context(), `show idle_in_transaction_session_timeout`).Scan(&idle)
+			_, _ = io.WriteString(w, idle)
+			return err
+		}))
+		require.Equal(t, want, post(t, s.URL, "k", "").body, own)
+	}
+}
+
 func TestHandlerTx_RunsAgainWherePostgresAsksForIt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

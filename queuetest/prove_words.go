@@ -74,6 +74,7 @@ var onceqs = []struct {
 	{"spent, reset, delay", "onceq's return of the job", roleFinish},
 	{"enable_seqscan", "onceq's settings", roleOnceq},
 	{"set local idle_in_transaction_session_timeout", "onceq's settings", roleOnceq},
+	{"select pg_catalog.set_config(s.name", "onceq's settings", roleOnceq},
 	{"onceq.plans", "onceq's settings", roleOnceq},
 	{"as u(id, claims, holder, n)", "onceq's beat", roleSkip},
 	{"greatest(leased_until", "onceq's longer lease", roleSkip},
