@@ -411,6 +411,8 @@ func plant(t *testing.T, db *queuetest.DB) {
 		"jsonb_build_object(text, timestamptz, text, int, text, text) returns jsonb",
 		"nextval(text) returns bigint", "sum(int, int) returns bigint", "int8send(numeric) returns bytea",
 		"array_agg(bigint, bigint) returns bigint[]", "concat_ws(text, text, text) returns text", "set_config(text, text) returns text",
+		"statement_timestamp() returns timestamptz", "clock_timestamp(int default 1) returns timestamptz", "gen_random_uuid() returns uuid",
+		"pg_backend_pid() returns int", "pg_current_xact_id() returns xid8", "now() returns timestamptz", "current_database() returns name",
 	} {
 		exec(`create function planted.` + f + ` language plpgsql as $$ begin raise exception 'planted'; end $$`)
 	}
