@@ -740,6 +740,3 @@ func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []an
 // In a handler's transaction the coordinator knows the transaction's id and ends the connection of a client that freezes; the
 // node knows neither that client nor the id. On a plain server the same two are columns of lockJob and lockJobs.
 const openApart = `select ` + limitIdling + `, null, pg_current_xact_id()::text`
-
-// statusApart is the coordinator's part of what Status asks: see newHandlerTx.
-const statusApart = `select coalesce(pg_catalog.pg_xact_status($1::text::xid8), '')`

@@ -48,6 +48,18 @@ select ` + limitIdling + `,
             for no key update) then onceq.lease_lost($2::bigint) end,
        pg_current_xact_id()::text`
 
+// committedTx reports whether a transaction that ended was committed.
+const committedTx = `select coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false)`
+
+// committedLock reports the same of one that may be unknown to this server, because the server stopped at once or is a
+// promoted standby. Then the number is free, or belongs to another transaction by now. What shows that it is the same one is
+// its lock on the job's row. Once that row was changed nothing shows it, and the answer is no. The columns are computed in
+// their order: the lock is read, then its end is waited for. On Citus the lock has another number, so nobody asks there.
+const committedLock = `
+select coalesce((select pg_catalog.xideq(xmax, pg_catalog.xid($1::text::xid8)) from onceq.jobs where id = $2::bigint), false),
+       (select 1 from onceq.jobs where id = $2::bigint for no key update),
+       coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false)`
+
 // newHandlerTx returns a transaction that is not open yet, and acquires the connection for it.
 func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*lazytx.Tx, error) {
 	q, first := x.q, leases[0]
@@ -80,14 +92,16 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 			}
 			return first.lostError("begin")
 		},
-		Status: func(ctx context.Context, id string) (status string, err error) {
-			// It waits for the job's row, which the transaction has locked.
-			const read = `select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_catalog.pg_xact_status($2::text::xid8), '')`
-			err = q.guarded(ctx, x.db, read, []any{first.ID, id}, nil, &status)
-			if err == nil && q.citus.Load() == citusYes {
-				err = q.guarded(ctx, x.db, statusApart, []any{id}, &status)
+		Committed: func(ctx context.Context, id string, ended bool) (committed bool, err error) {
+			switch {
+			case ended:
+				err = q.guarded(ctx, x.db, committedTx, []any{id}, &committed)
+			case q.citus.Load() != citusYes:
+				var same bool
+				err = q.guarded(ctx, x.db, committedLock, []any{id, first.ID}, &same, nil, &committed)
+				committed = committed && same
 			}
-			return status, err
+			return committed, err
 		},
 		Wait:         max(x.lease, 2*time.Second), // then another worker may have one
 		EndedByOwner: errOwnTx,

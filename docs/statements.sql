@@ -451,9 +451,6 @@ update onceq.job_fences f
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
    and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
 
--- citus.go: statusApart
-select coalesce(pg_catalog.pg_xact_status($1::text::xid8), '');
-
 -- citus.go: takeApart
 with free as materialized (
   select u.id, u.lifetime, u.fingerprint, f.place
@@ -4402,6 +4399,14 @@ select null,
        case when $1::text <> pg_current_xact_id()::text
             then case when pg_catalog.pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
 
+-- tx.go: committedLock
+select coalesce((select pg_catalog.xideq(xmax, pg_catalog.xid($1::text::xid8)) from onceq.jobs where id = $2::bigint), false),
+       (select 1 from onceq.jobs where id = $2::bigint for no key update),
+       coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false);
+
+-- tx.go: committedTx
+select coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false);
+
 -- tx.go: inTx completeOne
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -4446,9 +4451,6 @@ locked as materialized (
 select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end,
        case when (select count(*) from locked) < pg_catalog.cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
        pg_current_xact_id()::text;
-
--- tx.go: newHandlerTx.read
-select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_catalog.pg_xact_status($2::text::xid8), '');
 
 -- tx.go: newHandlerTx
 begin;

@@ -40,9 +40,10 @@ type Config struct {
 	// Refused returns the handler's error if err was raised by one of these statements, and nil for any other error.
 	Refused func(err error) error
 
-	// Status asks on another connection whether a transaction was committed (pg_xact_status), once the server is done with
-	// it.
-	Status func(ctx context.Context, id string) (status string, err error)
+	// Committed asks on another connection whether a transaction was committed, once the server is done with it. ended says
+	// that the handler is known to have ended it. Otherwise the server may have lost it (a stop, a promoted standby), and
+	// may have given its number to another one.
+	Committed func(ctx context.Context, id string, ended bool) (bool, error)
 
 	Wait time.Duration // how long New waits for a connection at most
 
@@ -430,8 +431,8 @@ func (tx *Tx) committed() bool {
 		}
 	}
 	// The connection is gone, but the server may still be working on its last statement.
-	status, err := tx.cfg.Status(ctx, tx.id)
-	return err == nil && status == "committed"
+	committed, err := tx.cfg.Committed(ctx, tx.id, tx.raw.PgConn().TxStatus() == 'I')
+	return err == nil && committed
 }
 
 // Opened reports whether the transaction was opened. Open reports whether the connection is still inside a transaction: the

@@ -209,6 +209,85 @@ func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue)
 	return server, pool, q
 }
 
+// moving returns a pool like direct whose address leads to another server when leadTo says so. Its sessions are called worker.
+func moving(t *testing.T, direct *pgxpool.Pool, first *pgserver.Server) (pool *pgxpool.Pool, leadTo func(*pgserver.Server)) {
+	t.Helper()
+	var address atomic.Value
+	leadTo = func(s *pgserver.Server) {
+		u, err := url.Parse(s.URL())
+		require.NoError(t, err)
+		address.Store(u.Host)
+	}
+	leadTo(first)
+	cfg := direct.Config()
+	cfg.ConnConfig.RuntimeParams["application_name"] = "worker"
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", address.Load().(string))
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool, leadTo
+}
+
+// A standby that had not got all of it is promoted while a handler has its transaction open. On the new primary the number of
+// that transaction belongs to another one, which was committed. The handler did not commit, so its job runs again.
+func TestHandleTx_ThePromotedServerGivesItsTransactionsNumberToAnother(t *testing.T) {
+	t.Parallel()
+	primary, direct, q := durableServer(t)
+	if primary.BinDir() == "" {
+		t.Skip("a standby needs the server's binaries on this machine")
+	}
+	standby, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
+	there, err := pgxpool.New(t.Context(), standby.URL())
+	require.NoError(t, err)
+	defer there.Close()
+	db, promoted := &queuetest.DB{Pool: direct, Schema: "onceq"}, &queuetest.DB{Pool: there, Schema: "onceq"}
+	pool, leadTo := moving(t, direct, primary)
+
+	kind := onceq.Kind[int]{Name: "plain", Backoff: func(int, error) time.Duration { return 0 }}
+	claimed, begin, begun, end := make(chan bool, 10), make(chan bool), make(chan uint64, 10), make(chan bool)
+	start(t, &queuetest.DB{Pool: pool, Schema: "onceq"}, onceq.WorkerConfig{Lease: time.Minute}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		claimed <- true
+		select {
+		case <-begin:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		var id uint64
+		err := tx.QueryRow(ctx, `insert into effects values ($1, $2) returning pg_current_xact_id()`, l.ID, l.Token).Scan(&id)
+		begun <- id
+		<-end
+		if err == nil {
+			_, err = tx.Exec(ctx, `select`)
+		}
+		return err
+	}))
+	_, err = q.Enqueue(t.Context(), direct, kind.Job(1))
+	require.NoError(t, err)
+	receive(t, claimed)
+	until(t, promoted, `exists (select from onceq.jobs where claims = 1)`)
+	sqlRun(t, promoted, `select pg_promote()`)
+	for range 100 { // the numbers here are ahead of those there
+		sqlOne[uint64](t, db, `select pg_current_xact_id()`)
+	}
+	close(begin)
+	id := receive(t, begun)
+	for last := uint64(0); last < id; {
+		last = sqlOne[uint64](t, promoted, `select pg_current_xact_id()`)
+		require.LessOrEqual(t, last, id)
+	}
+	leadTo(standby)
+	sqlRun(t, db, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'worker'`)
+	time.Sleep(1100 * time.Millisecond) // the pool asks a connection that idled for a second whether it is alive
+	close(end)
+	until(t, promoted, `not exists (select from onceq.jobs)`)
+	require.Equal(t, 1, sqlOne[int](t, promoted, `select count(*)::int from effects`))
+	require.Zero(t, sqlOne[int](t, promoted, `select count(*)::int from onceq.job_history`))
+}
+
 // For a while the server's address leads to a standby that only reads. What handlers have done meanwhile does not run again, and
 // soon after the address is right the worker is connected to the primary, although the standby has ended no connection.
 func TestWorker_AnAddressThatLeadsToAStandbyForAWhile(t *testing.T) {
@@ -221,21 +300,7 @@ func TestWorker_AnAddressThatLeadsToAStandbyForAWhile(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
 	db := &queuetest.DB{Pool: direct, Schema: "onceq"}
-	var address atomic.Value
-	leadTo := func(s *pgserver.Server) {
-		u, err := url.Parse(s.URL())
-		require.NoError(t, err)
-		address.Store(u.Host)
-	}
-	leadTo(primary)
-	cfg := direct.Config()
-	cfg.ConnConfig.RuntimeParams["application_name"] = "worker"
-	cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "tcp", address.Load().(string))
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	pool, leadTo := moving(t, direct, primary)
 
 	plain := onceq.Kind[int]{Name: "plain"}
 	lined := onceq.Kind[int]{Name: "lined", Lane: func(int) string { return "one" }}
