@@ -117,7 +117,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 // onNode makes a call of a function a query on a table, which goes to that table's node, in transactions too.
 // A call alone would run on the coordinator in a transaction, and each of its steps would be a hop.
 func onNode(statement string) string {
-	if slices.Contains([]string{finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait}, statement) {
+	if slices.Contains([]string{finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait, promoteLines, callFamilies, settleLimits, takeSlots, setLimit}, statement) {
 		return statement + ", onceq.meta"
 	}
 	return statement

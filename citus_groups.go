@@ -19,6 +19,8 @@ func groupsApart(statement string) inParts {
 	switch statement {
 	case readRefs:
 		return refsInParts
+	case sweepMembers:
+		return sweepInParts
 	case insertMembers:
 		return membersInParts
 	case sayDead:
@@ -114,7 +116,7 @@ func (p *parts) tell(e ends) error {
 var sweepApart = sweepMembers[:strings.Index(sweepMembers, "),\ncall as (")] + `)
 select pg_catalog.array_agg(distinct ` + followLine("group_id") + `), statement_timestamp() from found where state <> 0`
 
-func (p *parts) sweep() error {
+func sweepInParts(p *parts, _ []any, _ func(pgx.Rows) error) error {
 	var lines []string
 	if err := p.send(sweepApart, nil, row(&lines, &p.now)); err != nil {
 		return err

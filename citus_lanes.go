@@ -31,10 +31,6 @@ func linesApart(statement string) inParts {
 		return hurryWaitsInParts
 	case discardJobs:
 		return discardInParts
-	case setLimit:
-		return setLimitInParts(setApart)
-	case removeLimit:
-		return setLimitInParts(removeApart)
 	case replaceWaits:
 		return replaceInParts
 	}
@@ -145,30 +141,6 @@ func discardInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		return err
 	}
 	return p.send(`select $1::bigint, null`, []any{n}, read)
-}
-
-// callLimit leaves the calls of a limit that was set.
-const callLimit = `
-insert into onceq.lane_calls (slot, due, lane)
-select u.slot, $3::timestamptz, u.lane from onceq.meta, unnest(array[$2::smallint, -1], array[$1::text, '?']) as u(slot, lane)`
-
-func setLimitInParts(limit string) inParts {
-	return func(p *parts, args []any, read func(pgx.Rows) error) error {
-		if _, err := p.draw(0); err != nil {
-			return err
-		}
-		own := []any{args[0]}
-		if limit == setApart {
-			own = append(own, args[2:]...)
-		}
-		if err := p.send(limit, own, noRows); err != nil {
-			return err
-		}
-		if err := p.send(callLimit, []any{args[0], args[1], p.now}, noRows); err != nil {
-			return err
-		}
-		return p.send(`select 1`, nil, read)
-	}
 }
 
 // readBack says of jobs in the history, which are locked, how they come back. $2 is as $4 of redriveJobs. ledApart gives the groups that

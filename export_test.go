@@ -37,10 +37,9 @@ var HotStatements = map[string]string{
 	"give back":       giveBackJobs,
 	"give next back":  giveBackNext,
 	"give first back": giveBackFirst,
-	"reslot":          reslotJobs,
+	"reslot":          takeSlots,
 	"sweep":           sweepMembers,
-	"calls":           lockCalls,
-	"promote":         promoteCalls,
+	"promote":         promoteLines,
 }
 
 // UserStatements run in a user's transactions, and so without such settings.
@@ -106,14 +105,6 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 // TakeApart makes q send its statements as on Citus.
 func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 
-// The statements of a promoter, for tests that run them in transactions of their own.
-const LockCalls = lockCalls
-
-var (
-	CallLanes    = callLanes
-	SettleLimits = settleLimits
-)
-
 // LookAtFamilies is what a promoter does when a whole family was called.
 func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 	return q.lookAtFamilies(ctx, q.pool)
@@ -129,9 +120,8 @@ var ReadAhead = readAhead
 var ReadStill = readStill
 
 var (
-	ReadLane     = readLane
-	ReadLimitOf  = readLimitOf
-	PromoteCalls = promoteCalls
+	ReadLane    = readLane
+	ReadLimitOf = readLimitOf
 )
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
@@ -221,35 +211,11 @@ func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true 
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
 func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
-	if q.citus.Load() != citusYes {
-		if _, err := tx.Exec(ctx, q.sql(lockCalls), time.Time{}, true); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, q.sql(promoteCalls), time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
-		return err
-	}
-	p := &parts{ctx: ctx, q: q, db: tx}
-	var slots []int16
-	err := p.send(lockApart, []any{time.Time{}, true}, row(&slots, nil, nil, nil, nil, &p.now))
-	if err != nil {
-		return err
-	}
-	lanes, _, _, err := p.takeCalls(time.Time{}, slots)
-	if err != nil {
-		return err
-	}
-	if _, _, err = p.admit(lanes, 0); err == nil {
-		_, _, _, err = p.follow(lanes, 0)
-	}
-	return err
+	return q.send(ctx, tx, hot, promoteLines, []any{time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil}, noRows)
 }
 
 func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
-	if q.citus.Load() != citusYes {
-		_, err := tx.Exec(ctx, q.sql(sweepMembers))
-		return err
-	}
-	return (&parts{ctx: ctx, q: q, db: tx}).sweep()
+	return q.send(ctx, tx, hot, sweepMembers, nil, noRows)
 }
 
 // PoolWaits gives what the next row of a worker says of how long its pool was waited for, if the row before it was written

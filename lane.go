@@ -75,16 +75,6 @@ func laneSlot(lane string) string {
 	return `(pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(` + lane + `, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint`
 }
 
-// laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n. For one job it looks at the
-// first of the lane, which is it in nearly all cases, before it looks through each priority for one that is not delayed.
-var laneHead = `
-   cross join lateral (
-         select id
-           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and run_at <= statement_timestamp()
-         union all
-         select w.id from ` + dueIn("r.lane", "r.n") + `) w`
-
 // dueIn gives the ids of the first n jobs that wait for a lane or a limit and whose time has come, with the end of the select around
 // it. It looks through each priority by itself: the index has the time behind that, and delayed jobs would be read otherwise.
 func dueIn(lane, n string) string {
@@ -96,19 +86,6 @@ func dueIn(lane, n string) string {
                  limit ` + n + `) w
           limit ` + n
 }
-
-// inOrder gives the jobs in a part of a statement, and the time from which they are live, as claims see it. Those of one time are claimed
-// by id. So where that is not the order of the line, as with jobs that were delayed or tried before, the ones before are a
-// microsecond earlier each time that the ids fall, and none is later than now.
-func inOrder(part string) (jobs, at string) {
-	const line = `window line as (partition by lane, priority order by run_at desc, id desc)`
-	return `(select *, count(*) filter (where falls) over line as falling
-            from (select *, id > pg_catalog.lag(id) over line as falls from ` + part + ` ` + line + `) f
-          ` + line + `) ` + part, `statement_timestamp() - falling::float8 * interval '1 microsecond'`
-}
-
-// twin says that a live job has an id: the sequence of ids was set back (ErrIDTaken).
-func twin(id string) string { return `exists (select from onceq.jobs where id = ` + id + ` offset 0)` }
 
 // liveIn gives the live jobs j of a lane or a limit, and those that have the lane's place and wait for their limit. A place
 // without its job counts for nothing.
@@ -156,64 +133,6 @@ func anyDue(lane string) string {
 
 // stopsOf gives what stops a lane.
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
-
-// admitLines takes the jobs in ours, which are locked, out of the lines of lanes and of limits: those that go on move to the lines of
-// their limits, and the others become live. Both have then the places of their lanes. If next holds for the only one that becomes live,
-// it is leased for as long as lease says, in microseconds, to holder.
-func admitLines(next, lease, holder string) string {
-	ours, at := inOrder("ours")
-	moved, _ := inOrder("moved")
-	return `
-passed as (
-  update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = o.at, due_at = coalesce(w.due_at, w.run_at)
-    from (select id, ` + at + ` as at from ` + ours + ` where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path
-),
-moved as (
-  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, ` + next + ` as next
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
-  select id, case when slot > statement_timestamp() then slot else ` + at + ` end, created_at,
-         case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule, coalesce(due_at, run_at),
-         case when next then statement_timestamp() + ` + lease + `::bigint::float8 * interval '1 microsecond' end, case when next then ` + holder + `::bigint end
-    from ` + moved + `
-  returning *
-),
-place as (
-  insert into onceq.lane_places (lane, id)
-  select l.lane, m.id from moved m cross join lateral ` + linesIn("coalesce(m.path, m.lane)") + `
-  union all
-  select ` + laneIn("path") + `, id from passed
-  on conflict do nothing
-)`
-}
-
-// limitHead is for a lateral join to r: the first jobs that wait for the limit r.lane, at most r.n, locked. Limits have no
-// order to keep, so those that somebody has locked are passed over.
-var limitHead = `
-   cross join lateral (
-         select w.*
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-          cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                 order by run_at, id
-                 limit r.n
-                   for update skip locked) w
-          where not ` + twin("w.id") + `
-          limit r.n) w`
-
-// wakeAll is a column that wakes workers for the jobs in moved, as Enqueue does.
-func wakeAll(moved, place, own string) string {
-	return `(select coalesce(pg_catalog.sum(onceq.wake(m.queue, m.jobs, ` + place + `::bigint, ` + own + `)), 0)::bigint
-          from (select queue, count(*) as jobs from ` + moved + ` group by queue) m
-         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))`
-}
 
 // SetLaneLimit sets how many jobs of a lane may be live at once: waiting to be claimed, running, or waiting for their next
 // attempt. family is Kind.LaneFamily, by default the kind's name. With an empty name the limit is for all lanes of the

@@ -132,11 +132,7 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 		return s.first.CompleteNext(ctx, tx, time.Microsecond)
 	},
 	"promote": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}, true); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
-		return err
+		return s.db.Queue.PromoteIn(ctx, tx)
 	},
 	"enqueue": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		_, err := s.db.Queue.Enqueue(ctx, tx, s.kind.Job(1))
@@ -516,10 +512,7 @@ func TestLanes(t *testing.T) {
 	require.NoError(t, err)
 	add(plain, "alone", 1)
 	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { // as a worker's promoter does
-		_, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}, true)
-		require.NoError(t, err)
-		_, err = tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
-		return err
+		return q.PromoteIn(ctx, tx)
 	}))
 	require.NoError(t, db.Check())
 	_, err = db.Pool.Exec(ctx, `update onceq.job_waits set run_at = run_at - interval '5 minutes' where run_at < now()`)

@@ -35,10 +35,9 @@ const (
 
 	longestBurst = 1000 * 365 * 24 // hours that a burst lasts at its rate: Postgres's times end after 294,276 years
 
-	sqlSep       = `E'\x1f'`
-	sqlNoCap     = `2147483647`     // noCap
-	sqlSlotLate  = `100000::float8` // microseconds
-	sqlSlotAhead = `500000::float8`
+	sqlSep      = `E'\x1f'`
+	sqlNoCap    = `2147483647`     // noCap
+	sqlSlotLate = `100000::float8` // microseconds
 
 	// sqlSlotMissed is for a job that has a slot and that is brought to where claims find it: late enough that it gets another
 	// slot if it has missed its own, and not so early that claims do not look back that far (overlap).
@@ -54,11 +53,6 @@ func limitIn(path string) string { return `pg_catalog.split_part(` + path + `, `
 // firstLine is the line in which a job with that path begins to wait.
 func firstLine(path string) string {
 	return `coalesce(nullif(` + laneIn(path) + `, ''), ` + limitIn(path) + `)`
-}
-
-// linesIn is for a lateral join: the lines of a path.
-func linesIn(path string) string {
-	return `(select l.lane from (values (` + laneIn(path) + `), (` + limitIn(path) + `)) l (lane) where l.lane <> '') l`
 }
 
 // unslotted is a path as job_waits has it: null for a lane alone.
@@ -206,54 +200,22 @@ func (q *Queue) RemoveLimit(ctx context.Context, db DB, name string) error {
 	return nil
 }
 
-// setLimit and removeLimit write the limit of a line, or of a family of them, and call it. setApart and removeApart do it without the
-// calls.
-const (
-	callsOfLimit = `,
-calls as (
-  insert into onceq.lane_calls (slot, due, lane) values ($2::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
-)
-select 1`
-	setLimit = `
-with limits as (
-  insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $3::int, $4::bigint, $5::bigint, $6::int, true)
-  on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true
-)` + callsOfLimit
-	removeLimit = `
-with limits as (
-  update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text
-)` + callsOfLimit
+// setLimit calls a function of the schema, which removes the limit if $2 is null.
+const setLimit = `select 1 from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int) f`
 
-	setApart = `
-insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $2::int, $3::bigint, $4::bigint, $5::int, true)
-on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true`
-	removeApart = `update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text`
-)
-
-// setLine writes the limit of a line, or of a family of them, or removes it. A removed one stays as a row without n as long
-// as more jobs may be live than the limit allows that holds then.
+// setLine writes the limit of a line, or of a family of them, or removes it.
 func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) error {
 	if db == nil {
 		return noDB{}
 	}
-	slot := -1
-	if !isFamily(line) {
-		if err := q.queryRow(ctx, db, `select `+laneSlot("$1::text"), []any{line}, &slot); err != nil {
-			return err
+	var n, rate, per, burst any
+	if limit != nil {
+		n = limit.AtOnce
+		if limit.Rate > 0 {
+			n, rate, per, burst = cmp.Or(limit.AtOnce, noCap), limit.Rate, limit.Per.Microseconds(), limit.Burst
 		}
 	}
-	if limit == nil {
-		return q.send(ctx, db, forCaller, removeLimit, []any{line, slot}, row(nil))
-	}
-	n := limit.AtOnce
-	var rate, per, burst any
-	if limit.Rate > 0 {
-		if n == 0 {
-			n = noCap
-		}
-		rate, per, burst = limit.Rate, limit.Per.Microseconds(), limit.Burst
-	}
-	return q.send(ctx, db, forCaller, setLimit, []any{line, slot, n, rate, per, burst}, row(nil))
+	return q.send(ctx, db, forCaller, setLimit, []any{line, n, rate, per, burst}, row(nil))
 }
 
 // familyOf is the name under which the limit of all lines of a family is stored: what comes before the first slash that is not

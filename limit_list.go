@@ -57,8 +57,8 @@ var readLimit = `
        (select count(*) from (select from ` + liveIn("x.lane") + ` limit greatest($3::int, s.n)) j),
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(` + owed + ` * s.gap / c.gap, 0)
-         + (1::float8 - s.burst::float8 + ` + keptOf("s") + `) * s.gap) * interval '1 microsecond',
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
+         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, ` + sqlSlotLate + ` / s.gap)) * s.gap) * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j

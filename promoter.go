@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -27,9 +26,6 @@ const (
 	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
 	promoteMet    = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
 	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
-
-	sqlPromoteSoon = `20000`   // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
-	sqlPromoteFull = `2000000` // the longest until that, if nobody claims the jobs
 )
 
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
@@ -50,7 +46,6 @@ type promoter struct {
 	anew     atomic.Bool            // the next look is for all calls. Anybody may set it
 	heard    atomic.Pointer[string] // the queue that the worker was woken for, until a look has taken it. Anybody may set it
 	again    time.Duration          // how soon a lane is looked at again whose next job is locked
-	sees     bool                   // a look sees first whether there are calls, as Claim and Drain need it
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
@@ -312,156 +307,13 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 	}
 }
 
-// lockCalls finds the slots with calls that are due since $1, and locks those that no other promoter has. It keeps them in a
-// setting of the transaction, for promoteCalls. It must be a statement of its own: the lock may have been released between
-// this statement's snapshot and its lock, and who counted in this snapshot would count too few.
-//
-// It returns how many slots have calls and how many it locked, the microseconds until the next call is due, and whether a
-// whole family has to be looked at. If $2 is false it locks none.
-const lockCalls = `
-with due as materialized (
-  select s.slot
-    from pg_catalog.generate_series(-1, 15) as s(slot)
-   cross join lateral (
-         select from onceq.lane_calls
-          where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
-          limit 1) c
-),
-mine as materialized (
-  select l.slot
-    from due d cross join lateral (
-         select slot from onceq.lane_locks where slot = d.slot::smallint and $2::bool for update skip locked) l
-),
-next as materialized (
-  select pg_catalog.min(c.due) as due
-    from pg_catalog.generate_series(-1, 15) as s(slot)
-   cross join lateral (
-         select due from onceq.lane_calls
-          where slot = s.slot::smallint and due > statement_timestamp()
-          order by due limit 1) c
-)
-select pg_catalog.set_config('onceq_lanes.slots', coalesce((select pg_catalog.string_agg(slot::text, ',') from mine), ''), true),
-       (select count(*) from due where slot >= 0), (select count(*) from mine),
-       coalesce((select extract(epoch from due - statement_timestamp()) * 1e6 from next where due < 'infinity'), 0)::bigint,
-       exists (select from due where slot = -1)`
-
-// callsOf deletes the calls of the slots that are due since $1, up to $2 of each.
-func callsOf(slots string) string {
-	return `call as materialized (
-  select c.place, c.lane, s.slot, c.due
-    from pg_catalog.unnest(` + slots + `) as s(slot)
-   cross join lateral (
-         select ctid as place, lane, due from onceq.lane_calls
-          where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
-          order by due
-          limit $2::int) c
-),
-heard as (
-  delete from onceq.lane_calls where ctid = any (array(select place from call))
-)`
-}
-
-// lettingIn has the parts of promoteCalls that choose, for the lanes and limits in called, what goes on there (ours), and lock it.
-func lettingIn(called string) string {
-	return roomIn(called) + headInLanes + turnsOfLimits + `ours as materialized (
-  select ` + oursOfLanes + `  union all
-  select ` + oursOfLimits + `
-)`
-}
-
-// These are its parts: how many jobs the lanes and limits have room for, the next ones in lanes, and of limits, and what is locked of both.
-func roomIn(called string) string {
-	return `room as materialized (
-  select l.lane, least(1000, o.n - live.n) as n
-    from ` + called + ` l
-   cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
-   cross join lateral ` + liveCount("l.lane", "o.n") + ` live
-),
-`
-}
-
-var (
-	headInLanes = `head as materialized (
-  select w.id, r.lane, r.n
-    from (select lane, n from room
-           where n > 0 and lane not like '/%' and not exists (select from ` + stopsOf("room.lane") + ` offset 0) offset 0) r` + laneHead + `
-),
-`
-	turnsOfLimits = rates + `,
-turn as materialized (
-  select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
-    from (select * from rate where n > 0 offset 0) r` + limitHead + `
-),
-`
-	oursOfLanes = `h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and run_at <= statement_timestamp() and not ` + twin("h.id") + ` for update skip locked) w
-`
-	oursOfLimits = `t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then ` + slotOf + ` end, false
-    from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t`
-)
-
-// What promoteCalls writes of it: how much of each rate is used, and the new calls of lanes, and of limits.
-var (
-	paidRows = `lane, statement_timestamp() + pg_catalog.ceil(pg_catalog.max(debt) + count(*)::float8 * pg_catalog.max(gap)) * interval '1 microsecond', pg_catalog.max(gap)
-    from turn
-   where gap is not null
-   group by lane`
-	againRows = laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end::float8 * interval '1 microsecond', h.lane
-    from (select lane, pg_catalog.count(n) as wanted, count(*) - pg_catalog.count(n) as got
-            from (select lane, n from head union all select lane, null from ours) h group by lane) h
-   where h.got < h.wanted or h.wanted = 1000`
-	laterRows = laneSlot("l.lane") + `, l.due, l.lane
-    from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
-                         when t."full" then least(` + sqlPromoteFull + `, greatest(` + sqlPromoteSoon + `, t.ready::float8 * t.gap / 2::float8, t.idle / 2::float8))
-                         when t.rested and t.taken::float8 < t.burst then ` + sqlPromoteSoon + `
-                         else greatest(` + sqlPromoteSoon + `, t.debt + ((t.taken + 1)::float8 - (t.burst - t.kept)) * t.gap - ` + sqlSlotAhead + ` / 2::float8) end::float8 * interval '1 microsecond' as due
-            from (select lane, pg_catalog.max(room) as room, pg_catalog.max(n) as n, pg_catalog.max(gap) as gap, pg_catalog.max(burst) as burst, pg_catalog.max(kept) as kept, pg_catalog.max(ready) as ready,
-                         pg_catalog.max(debt) as debt, pg_catalog.max(idle) as idle, pg_catalog.bool_or(rested) as rested, pg_catalog.bool_or("full") as "full", pg_catalog.count(id) as taken
-                    from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
-                          union all
-                          select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
-                   group by lane) t
-           where (t.taken < t.room or t.taken = 1000)
-             and t.taken < (select count(*) from (select w.id from ` + dueIn("t.lane", "t.taken + 1") + `) w)) l
-   where not exists (select from onceq.lane_calls c
-                      where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)`
-)
-
-// promoteCalls deletes the calls of the slots that lockCalls locked, and admits up to n minus the live jobs of their lanes.
-// Where the next job is locked, or there may be more of them than it takes, it leaves a new call. It returns how many calls
-// it handled, how many jobs became live and in which queues, and until when all calls are handled that it was to look for, if
-// there may be more.
-//
-// If one job alone becomes live, and it is of queue $7 and of one of the kinds $8, it is leased for $5 microseconds to holder $6.
-// With a null for $7 none is.
-var promoteCalls = `
-with ` + callsOf(`pg_catalog.string_to_array(pg_catalog.current_setting('onceq_lanes.slots', true), ',')::smallint[]`) + `,
-` + lettingIn(`(select distinct lane from call where not `+isFollowLine("lane")+` order by lane)`) + `,
-paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select ` + paidRows + `
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
-),` + admitLines(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6") + `,
-again as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + againRows + `
-),
-later as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laterRows + `
-),
-onward as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from passed
-)
-select (select count(*) from call), (select count(*) from ours), (select pg_catalog.array_agg(distinct queue) from job where leased_until is null), ` + wakeAll("job where leased_until is null", "$3", "true") + `,
-       coalesce(f.went, 0), f.live_queues, f.cancel,
-       (select pg_catalog.min(e.due) from (select pg_catalog.max(due) as due from call group by slot having count(*) = $2::int) e),
-       case when not exists (select from job where leased_until is not null) then ` + commitSoon + ` end,
+// promoteLines calls the function of the schema that looks for calls and lets jobs in, whose comment says how. The job that it has leased
+// comes last.
+const promoteLines = `
+select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.queues, f.cancel,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
-  from (select pg_catalog.array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
-  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
-  left join job j on j.leased_until is not null`
+  from onceq.promote($1::timestamptz, $2::int, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::text, $8::text[]) f
+  left join lateral (select (f.leased).* offset 0) j on true`
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
@@ -551,7 +403,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	if last > 0 && now-last < int64(time.Second) {
 		return 0, nil
 	}
-	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain, sees: true}
+	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}
 	used := last < 0
 	for try := 0; try < settleTries; try++ {
 		did, err := p.promote(ctx)
@@ -570,37 +422,21 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	return jobs, nil
 }
 
-// commitSoon has a transaction of promoters wait for no disk and no standby. If a crash undoes it, the calls are there again, and
-// so are the waiting jobs. It is never undone alone: the claim of such a job waits for its own commit, and so for all before it.
-// A transaction that has leased a job waits itself: or a token could come twice.
-const commitSoon = `pg_catalog.set_config('synchronous_commit', 'off', true)`
-
-// look takes the calls that are due since from, up to promoteChunk of each slot. If sweeping, it also looks for the ends of jobs that nobody
+// look takes the calls that are due since from, up to promoteChunk of each slot. If sweeping, it first looks for the ends of jobs that nobody
 // tells. It returns the database's time, and from when on calls are left, if there may be more.
 func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
-	if p.q.citus.Load() == citusYes {
-		return p.lookInParts(ctx, from, sweeping)
-	}
-	if p.sees && !p.came {
-		var due int
-		switch did, due, now, err = p.see(ctx, from, sweeping); {
-		case p.q.foundCitus(ctx, p.db, err):
-			return p.lookInParts(ctx, from, sweeping)
-		case err != nil:
-			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
-		case due == 0:
-			return did, now, left, nil
-		}
-		sweeping = false
-	}
-	var end *time.Time
-	var due, mine int
-	var next int64
-	var followers int
-	var queues, live []string
-	// The shutdown does not end this at once, and its client cannot either: all of it is one message.
+	// The shutdown does not end this at once.
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
+	if sweeping {
+		err = p.q.send(unbroken, p.db, hot, sweepMembers, nil, noRows)
+		if err == nil {
+			err = p.q.send(unbroken, p.db, hot, lacksRows, nil, row(&did.lacks))
+		}
+		if err != nil {
+			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)
+		}
+	}
 	first := p.first()
 	defer func() {
 		if first.end(err == nil); first != nil && err != nil {
@@ -612,156 +448,36 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	if first != nil {
 		lease, holder, leases = first.x.lease.Microseconds(), first.holder, &first.queue
 	}
-	batch := p.looking(sweeping, &now, &did)
-	batch.Queue(p.q.sql(lockCalls), from, true).Query(row(nil, &due, &mine, &next, &did.families))
-	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end, nil}}
-	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
-	batch.Queue("commit")
-	switch err := p.db.SendBatch(unbroken, batch).Close(); {
-	case p.q.foundCitus(unbroken, p.db, err):
-		return p.lookInParts(ctx, from, sweeping)
-	case err != nil:
-		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
+	var due, mine int
+	var next int64
+	var end *time.Time
+	var queues []string
+	answer := &nextAnswer{n: first, before: []any{&now, &due, &mine, &next, &did.families, &did.calls, &end, &did.jobs, &queues, &did.cancel}}
+	args := []any{from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds}
+	if err := p.q.send(unbroken, p.db, hot, promoteLines, args, row(answer)); err != nil {
+		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)
 	}
 	if end != nil {
 		left = end.Add(-time.Microsecond) // many calls may be due at one time
 	}
 	did.busy, did.next = due > mine, time.Duration(next)*time.Microsecond
-	did.jobs += followers
 	for _, queue := range queues {
 		if p.exec != nil && p.exec.slots[queue] != nil {
 			p.met.Store(int64(time.Since(processStart)))
 		}
-	}
-	for _, queue := range append(queues, live...) {
 		p.woken(queue)
 	}
 	return did, now, left, nil
 }
 
-// looking begins the message of a look: its transaction, and what a sweep does.
-func (p *promoter) looking(sweeping bool, now *time.Time, did *promoted) *pgx.Batch {
-	batch := &pgx.Batch{}
-	batch.Queue(beginOwn)
-	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
-		if err := rows.Err(); err != nil {
-			return err // rows that failed have no columns to ask for, and panic
-		}
-		columns := make([]any, len(rows.FieldDescriptions()))
-		if len(columns) > 0 {
-			columns[0] = now
-		}
-		return row(columns...)(rows)
-	})
-	if sweeping {
-		batch.Queue(p.q.sql(sweepMembers))
-		batch.Queue(p.q.sql(lacksRows)).Query(row(&did.lacks))
-	}
-	return batch
-}
-
-// see is a look that locks nothing. It returns how many slots have calls that are due. To plan promoteCalls
-// takes tens of milliseconds: loop begins when calls have been seen, but Claim and Drain look at once.
-func (p *promoter) see(ctx context.Context, from time.Time, sweeping bool) (did promoted, due int, now time.Time, err error) {
-	unbroken, cancel := outlast(ctx, 30*time.Second)
-	defer cancel()
-	var next int64
-	batch := p.looking(sweeping, &now, &did)
-	batch.Queue(p.q.sql(lockCalls), from, false).Query(row(nil, &due, nil, &next, &did.families))
-	batch.Queue("commit")
-	err = p.db.SendBatch(unbroken, batch).Close()
-	did.next = time.Duration(next) * time.Microsecond
-	return did, due, now, err
-}
-
 // lockLanes locks all slots, so that nobody counts.
 const lockLanes = `select count(*) from (select slot from onceq.lane_locks order by slot for update) l`
 
-// callLanes answers the calls for whole families: each of their lanes that has waiting jobs gets a call, $1
-// of them at a time. It locks no slots, because a call says only that somebody has to look. What is left
-// gets a call of the family that has the last of these lanes behind a separator, in the same commit, so any
-// promoter goes on from there. The end of a family is looked at after the limit of 1: within it, a family
-// without waiting jobs would step over all those of the families after it. The family without a name is that
-// of all lines (putBack).
-//
-// It returns how many lanes it has called, and whether settleLimits has something to do.
-var callLanes = `
-with recursive heard as materialized (
-  select ctid as place, lane from onceq.lane_calls
-   where slot = -1 and due <= statement_timestamp() and lane not in ('', '?')
-   order by due limit 1000 for update skip locked
-),
-gone as (
-  delete from onceq.lane_calls where ctid = any (array(select place from heard))
-),
-family as materialized (
-  select first, pg_catalog.min(after) as after, case when first <> '' then (pg_catalog.left(first, -1) || '0') collate "C" end as last
-    from (select pg_catalog.split_part(lane, ` + sqlSep + `, 1) as first,
-                 case when pg_catalog.strpos(lane, ` + sqlSep + `) > 0 then pg_catalog.substr(lane, pg_catalog.strpos(lane, ` + sqlSep + `) + 1) else lane end as after
-            from heard) h
-   where first = '' or ` + isFamilyLine("first") + `
-   group by first
-),
-lane (lane, first, last) as (
-  select w.lane, f.first, f.last
-    from family f cross join lateral (
-         select lane from onceq.job_waits where lane > f.after order by lane limit 1) w
-   where f.last is null or w.lane < f.last
-  union all
-  select w.lane, l.first, l.last
-    from lane l cross join lateral (
-         select lane from onceq.job_waits where lane > l.lane order by lane limit 1) w
-   where l.last is null or w.lane < l.last
-),
-page as materialized (
-  select lane, first from lane limit $1::int
-),
-calls as (
-  insert into onceq.lane_calls (slot, due, lane) select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from page
-  returning 1
-),
-onward as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select -1, statement_timestamp(), f.first || ` + sqlSep + ` || coalesce(p.last, f.after)
-    from family f left join (select first, pg_catalog.max(lane) as last from page group by first) p on p.first = f.first
-   where (select count(*) from page) = $1::int
+// callFamilies and settleLimits call functions of the schema.
+const (
+	callFamilies = `select f.called, f.settle from onceq.call_families($1::int) f`
+	settleLimits = `select 1 from onceq.settle_limits() f`
 )
-select (select count(*) from calls),
-       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?')`
-
-// settleLimits lets completions hand over again where a limit was lowered and no more jobs are live than it allows. Where a lowered
-// limit is still exceeded, this is asked again in a second.
-var settleLimits = `
-with heard as (
-  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?'
-),
-low as materialized (
-  select l.lane, coalesce(l.n, case when ` + isFamilyLine("l.lane") + ` then 1 else ` + limitOf("l.lane") + ` end) as n
-    from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
-),
-reached as materialized (
-  select low.lane
-    from low
-   where case when ` + isFamilyLine("low.lane") + `
-              then not exists (select from onceq.lane_places p
-                                where p.lane > low.lane and p.lane < pg_catalog.left(low.lane, -1) || '0' and ` + isLive + `
-                                  and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
-                                group by p.lane having count(*) > low.n)
-              else ` + liveCount("low.lane", "low.n") + ` <= low.n end
-),
-kept as (
-  update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null
-),
-removed as (
-  delete from onceq.lane_limits l using reached r where l.lane = any (array[r.lane]) and l.n is null
-),
-again as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select -1, statement_timestamp() + interval '1 second', '?'
-   where exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
-     and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
-)
-select 1`
 
 // familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a
 // lane which has just been called does not wait for all of a family.
@@ -770,32 +486,15 @@ const familyPage = 2000
 // lookAtFamilies answers the calls for whole families, a page at a time, and ends the time in which completions leave lanes to
 // the promoters because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
-	if q.citus.Load() == citusYes {
-		return q.lookAtFamiliesInParts(ctx, db)
-	}
+	unbroken, cancel := outlast(ctx, time.Minute)
+	defer cancel()
 	var settle bool
-	inOne := func(statements func(*pgx.Batch)) error {
-		unbroken, cancel := outlast(ctx, time.Minute)
-		defer cancel()
-		batch := &pgx.Batch{}
-		batch.Queue(beginOwn)
-		batch.Queue(guardPlans + `, ` + noLimits)
-		statements(batch)
-		batch.Queue("commit")
-		if err := db.SendBatch(unbroken, batch).Close(); err != nil {
-			return fmt.Errorf("onceq: promote: %w", q.told(err))
-		}
-		return nil
+	err = q.send(unbroken, db, rare, callFamilies, []any{familyPage}, row(&n, &settle))
+	if err == nil && settle {
+		err = q.send(unbroken, db, rare, settleLimits, nil, noRows)
 	}
-	err = inOne(func(batch *pgx.Batch) {
-		batch.Queue(q.sql(callLanes), familyPage).Query(row(&n, &settle))
-	})
-	if err != nil || !settle {
-		return n, err
+	if err != nil {
+		return n, fmt.Errorf("onceq: promote: %w", err)
 	}
-	err = inOne(func(batch *pgx.Batch) {
-		batch.Queue(q.sql(lockLanes))
-		batch.Queue(q.sql(settleLimits))
-	})
-	return n, err
+	return n, nil
 }

@@ -6,133 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// rates computes how many jobs of the limits in room may be admitted, and their slots, by the generic cell rate algorithm.
-// All is in microseconds from now: gap is the time between two slots, null for a limit without a rate, debt how far free_at is
-// ahead of now, and idle how far behind. kept is the part of the burst that is for late starts; all of it is there for the first
-// ones if nothing has started for a while (rested). What is not claimed yet (ready) counts against what may be admitted ahead of
-// time; if that is all of it (full), there is nothing to do until half of it may have started.
-//
-// To find what is not claimed is to read all live jobs of the limit, and each of them that ends has somebody look. So they are read
-// only if a job waits, and no slots are given as long as those that were given last for half of the time that they may be ahead: the
-// next slot is the same one later. The newest ones are read first, of which fewer are claimed, and no more than fill it.
-//
-// Where the rate was changed, the slots that were given count at the new one, so that nobody gets a second burst. Those that
-// were given ahead of time count for no more than that time: otherwise a much lower rate would let nothing start for hours.
-var rates = `
-rate as materialized (
-  select z.*, z.ready::float8 >= z.ahead as "full",
-         least(z.room, case when z.gap is null then z.room
-                            when not z.short then 0
-                            when z.rested then least(greatest(z.burst, pg_catalog.floor(` + sqlSlotAhead + ` / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8))
-                            else least(greatest(0, pg_catalog.floor((` + sqlSlotAhead + ` - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready::float8)) end)::bigint as n
-    from (select y.*, ready.n as ready
-            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -(` + sqlSlotLate + `) as rested,
-                         case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
-                         v.debt + (1::float8 - (v.burst - v.kept)) * v.gap <= ` + sqlSlotAhead + ` / 2::float8 as short,
-                         greatest(v.burst, pg_catalog.ceil(` + sqlSlotAhead + ` / v.gap)) as ahead
-                    from (select x.*, ` + debtOf("x") + ` as debt
-                            from (select r.lane, r.n as room, s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was,
-                                         ` + owed + ` as owed
-                                    from (select lane, n from room where lane like '/%' and n > 0 and ` + anyDue("room.lane") + ` offset 0) r
-                                    left join lateral ` + limitRow("r.lane", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s on true
-                                    left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
-           cross join lateral (
-                 select count(*) as n
-                   from (select from onceq.lane_places p
-                          cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
-                          where p.lane = y.lane and j.leased_until is null and y.short
-                          order by p.id desc
-                          limit y.ahead) u) ready) z
-)`
-
-// keptOf is the part of a burst that is for late starts: what the rate allows in the time by which a start may be late, which need
-// not be a whole job. Of one a minute it is a 600th, and rounded up it would cost a burst of two the half.
-func keptOf(row string) string {
-	return `least(` + row + `.burst::float8 - 1::float8, ` + sqlSlotLate + ` / ` + row + `.gap)`
-}
-
-// debtOf is the debt of a row with owed, the microseconds until free_at, and was, the gap of that time; both null if no job has
-// had a slot.
-func debtOf(row string) string {
-	r := strings.NewReplacer("x.", row+".")
-	return r.Replace(`case when x.gap is null or x.was is null then '-infinity'
-                            when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + ` + sqlSlotAhead + `)) end`)
-}
-
-// owed is how far free_at of a row c of limit_rates is ahead, in microseconds.
-const owed = `extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8`
-
-// slotOf is the i-th slot, from 0, of a row of rate.
-const slotOf = `statement_timestamp() + case when t.rested and t.i::float8 < t.burst then 0
-       else greatest(0, pg_catalog.ceil(t.debt + ((t.i + 1)::float8 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond'`
-
-// reslotJobs gives new slots to leased jobs of one limit, of which each missed its own. It must follow lockLine in the same
-// transaction. One that would have to wait takes the slot of another job, which nobody has claimed and whose time has just
-// come, and that one gets the new slot: the handlers are slower than the rate, so it would miss its own. A job in quarantine
-// keeps its slot, which a claimer knows (claimer.suspended). It returns the ids of the jobs that may start at once, of those that have
-// another's slot and may start too, and the microseconds since the transaction began. The others wait for their slots, as if they had not been claimed: their ids, and for how many microseconds.
-var reslotJobs = `
-with u as materialized (
-  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
-),
-mine as materialized (
-  select j.id, u.n - 1 as i
-    from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
-),
-rate as materialized (
-  select x.gap, x.burst, x.kept, greatest(0, ` + debtOf("x") + `) as debt
-    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
-            from ` + limitRow("$1::text", `per::float8 / rate::float8 as gap, burst::float8 as burst`) + ` s
-            left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
-           where s.gap is not null) x
-),
-paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select $1::text, statement_timestamp() + pg_catalog.ceil(debt + gap * (select count(*)::float8 from mine)) * interval '1 microsecond', gap
-    from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
-),
-slot as materialized (
-  select m.id, coalesce((select greatest(0, pg_catalog.ceil(debt + ((m.i + 1)::float8 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
-),
-present as materialized (
-  select j.id, row_number() over (order by j.id) as n
-    from (select j.id
-            from onceq.lane_places p
-           cross join lateral (
-                 select id from onceq.jobs
-                  where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
-                    and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2::float8 * interval '1 microsecond' and ` + hasSlot + `
-                    for update skip locked) j
-           where p.lane = $1::text
-           limit (select count(*) from slot where ahead > 0::float8)) j
-),
-change as materialized (
-  select s.id, s.ahead, p.id as other
-    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0::float8) s
-    left join present p on p.n = s.n
-),
-later as (
-  update onceq.jobs j set run_at = statement_timestamp() + c.ahead * interval '1 microsecond', leased_until = null, holder = null
-    from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
-  returning 1
-)
-select array(select id from slot where ahead = 0::float8), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1e6)::bigint,
-       array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id)`
-
-// lockLine locks the row that a line belongs to, as promoters do.
-var lockLine = `select slot from onceq.lane_locks where slot = ` + laneSlot("$1::text") + ` for update`
+// takeSlots calls a function of the schema, whose comment says how it gives new slots to leased jobs.
+const takeSlots = `select f.starts, f.taken, f.waited, f.back, f.ahead from onceq.take_slots($1::text, $2::bigint[], $3::int[], $4::bigint[]) f`
 
 // slotted reports whether the job must start at its slot.
 func (l *Lease) slotted() bool { return !l.slot.IsZero() }
@@ -185,24 +67,9 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 		var start, taken, back, ahead []int64
 		var waited int64 // microseconds from when the message arrived to the slots
 		began := time.Now()
-		args, answer := []any{"/" + limit, ids, claims, holders}, []any{&start, &taken, &waited, &back, &ahead}
-		citus := q.citus.Load() == citusYes
-		if !citus {
-			batch := &pgx.Batch{}
-			batch.Queue(beginOwn)
-			batch.Queue(guardPlans + `, ` + noLimits)
-			batch.Queue(q.sql(lockLine), args[0])
-			batch.Queue(q.sql(reslotJobs), args...).Query(row(answer...))
-			batch.Queue("commit")
-			err = db.SendBatch(ctx, batch).Close()
-			citus = q.foundCitus(ctx, db, err)
-		}
-		if citus {
-			began, err = q.reslotInParts(ctx, db, args, answer...)
-			waited = 0
-		}
+		err = q.send(ctx, db, rare, takeSlots, []any{"/" + limit, ids, claims, holders}, row(&start, &taken, &waited, &back, &ahead))
 		if err != nil {
-			return now, later, fmt.Errorf("onceq: a new slot: %w", q.told(err))
+			return now, later, fmt.Errorf("onceq: a new slot: %w", err)
 		}
 		q.far.saw(began)
 		for _, l := range leases {

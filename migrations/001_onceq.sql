@@ -655,6 +655,41 @@ begin
 end
 $tell$;
 
+-- Makes jobs live that wait and are locked: they leave job_waits for jobs, where claims find them from those times on. slots says which
+-- times are slots of a rate; null for none. With until, the jobs are leased to a holder until then. Otherwise workers that wait are woken, the one at
+-- place first (wake), and the queues of the jobs are returned.
+create function {{.schema}}.go_live(ids bigint[], times timestamptz[], slots boolean[], until timestamptz, next_holder bigint, place bigint, own boolean) returns text[]
+language plpgsql set search_path = pg_catalog, pg_temp as $go_live$
+#variable_conflict use_column
+declare
+  queues text[]  := '{}';
+  wakes  boolean := exists (select from {{.schema}}.waiters w where w.idle_until > statement_timestamp());
+  came   record;
+begin
+  insert into {{.schema}}.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                                payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at, leased_until, holder)
+  select w.id, u.at, w.created_at, case when until is null then w.claims else least(w.claims + 1, 1048575) end,
+         w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key, w.payload, w.payload_bytes, w.metadata, w.errors, w.identity,
+         case when w.path = '' then null when w.path is null then w.lane when u.slot then w.path || chr(31) || '@' else w.path end,
+         nullif(w.lane_rule, case when w.path = '' then 0 end), coalesce(w.due_at, w.run_at), until, next_holder
+    from unnest(ids, times, slots) as u(id, at, slot) cross join lateral (select * from {{.schema}}.job_waits where id = u.id offset 0) w;
+  delete from {{.schema}}.job_waits w where w.id = any (ids);
+  if until is null then
+    for came in
+      select j.queue, count(*) filter (where j.run_at < statement_timestamp() + interval '2 seconds') as soon
+        from unnest(ids) as u(id) cross join lateral (select queue, run_at from {{.schema}}.jobs where id = u.id offset 0) j
+       group by j.queue
+    loop
+      queues := queues || came.queue;
+      if wakes and came.soon > 0 then
+        perform {{.schema}}.wake(came.queue, came.soon, place, own);
+      end if;
+    end loop;
+  end if;
+  return queues;
+end
+$go_live$;
+
 -- Hands the places of jobs that have left the table jobs over to the next ones of their lanes and limits, which become live. It is for
 -- finish and give_back, whose planner settings it uses. lanes are those of the jobs, as in jobs.lane. Where keeps is true, a job
 -- leaves its limit and keeps the place of its lane; where stops is true, its lane stands still from now on.
@@ -682,7 +717,6 @@ declare
   goes   bigint[] := '{}'; -- those that go on to the lines of their limits
   limits text[]   := '{}'; -- and these
   times  timestamptz[];
-  woken  record;
 begin
   -- The places are given back, and a lane stands still that a dead or held job stops.
   for i in 1 .. cardinality(ids) loop
@@ -774,19 +808,7 @@ begin
   if live <> '{}' then
     now := clock_timestamp();
     times := array(select now - n * interval '1 microsecond' from generate_series(cardinality(live) - 1, 0, -1) as n);
-    insert into {{.schema}}.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                                  payload, payload_bytes, metadata, errors, identity, lane, lane_rule, due_at)
-    select w.id, u.at, w.created_at, w.claims, w.lost, w.attempts, w.max_attempts, w.priority, w.queue, w.kind, w.scope, w.key,
-           w.payload, w.payload_bytes, w.metadata, w.errors, w.identity, coalesce(w.path, w.lane), w.lane_rule, coalesce(w.due_at, w.run_at)
-      from unnest(live, times) as u(id, at) cross join lateral (select * from {{.schema}}.job_waits where id = u.id offset 0) w;
-    delete from {{.schema}}.job_waits w where w.id = any (live);
-    if exists (select from {{.schema}}.waiters w where w.idle_until > now) then
-      for woken in
-        select j.queue, count(*) as jobs from unnest(live) as u(id) cross join lateral (select queue from {{.schema}}.jobs where id = u.id offset 0) j group by j.queue
-      loop
-        perform {{.schema}}.wake(woken.queue, woken.jobs, (random() * 9223372036854775000)::bigint, false);
-      end loop;
-    end if;
+    perform {{.schema}}.go_live(live, times, null, null, null, (random() * 9223372036854775000)::bigint, false);
   end if;
 
   -- Promoters look at the lines into which fewer came than have left, and at those of the limits for which jobs wait now.
@@ -1231,79 +1253,553 @@ end
 $cancel$;
 
 -- Lets those of the given followers go on whose members are done: into jobs, or to their lane or limit. It is for promoters
--- alone. It locks the followers in one statement and looks in the next: a member that somebody brought back meanwhile is not
+-- alone. It locks the followers in one step and looks in the next: a member that somebody brought back meanwhile is not
 -- done. A follower that somebody has locked is called again after pause microseconds. One that is to be cancelled, because a
--- member is dead or was cancelled and its rule says so, is returned in cancel and called again after a second. One whose id a live
--- job has, because the sequence was set back, is called again after a second.
-create function {{.schema}}.follow(lanes text[], place bigint, pause bigint, out went bigint, out live_queues text[], out cancel bigint[])
-language plpgsql strict set search_path = pg_catalog, pg_temp as $follow$
+-- member is dead or was cancelled and its rule says so, is returned in cancel and called again after a second. So is one whose id a live
+-- job has, because the sequence was set back.
+create function {{.schema}}.follow(lines text[], place bigint, pause bigint, out went bigint, out queues text[], out cancel bigint[])
+language plpgsql set search_path = pg_catalog, pg_temp as $follow$
 #variable_conflict use_column
 declare
-  ids bigint[];
+  now    timestamptz := statement_timestamp();
+  ids    bigint[];
+  again  text[]; -- lines of followers that are looked at again
+  live   bigint[];
+  times  timestamptz[];
+  goes   bigint[]; -- the followers that go on to their lane or limit
+  others text[];   -- and these
+  dues   timestamptz[];
 begin
   select array_agg(w.id) into ids
-    from unnest(lanes) as u(lane)
+    from unnest(lines) as u(line)
    cross join lateral (
-         select id from {{.schema}}.job_waits where lane = u.lane for update skip locked) w;
-  with busy as (
-    insert into {{.schema}}.lane_calls (slot, due, lane)
-    select (get_byte(sha256(decode(replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp() + pause * interval '1 microsecond', u.lane
-      from unnest(lanes) as u(lane)
-     cross join lateral (select id from {{.schema}}.job_waits where lane = u.lane) w
-     where ids is null or w.id <> all (ids)
-  ),
-  done as materialized (
-    select u.id, w.lane,
-           case when s.held or s.dead and w.if_dead = 0 then 'waits'
-                when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
-                when w.path = '' and exists (select from {{.schema}}.jobs where id = u.id) then 'blocked' -- another job has its id
-                when w.path = '' then 'lives'
-                else 'queues' end as what
-      from unnest(ids) as u(id)
-     cross join lateral (select lane, path, if_dead from {{.schema}}.job_waits where id = u.id) w
-     cross join lateral (
-           select bool_or(state = 8) as held, bool_or(state = 6) as dead, bool_or(state = 7) as cancelled
-             from {{.schema}}.job_members where group_id = u.id) s
-     where not exists (select from (select from {{.schema}}.job_members
-                                     where group_id = u.id and state = 0 order by job_id desc limit 1) open)
-  ),
-  moved as (
-    delete from {{.schema}}.job_waits w using (select id from done where what = 'lives' offset 0) d where w.id = any (array[d.id])
-    returning w.*
-  ),
-  job as (
-    insert into {{.schema}}.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                                  payload, payload_bytes, metadata, errors, identity, lane_rule, due_at)
-    select id, greatest(run_at, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-           payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0), coalesce(due_at, run_at)
-      from moved
-  ),
-  passed as (
+         select id from {{.schema}}.job_waits where lane = u.line for update skip locked) w;
+  select array_agg(u.line) into again
+    from unnest(lines) as u(line)
+   cross join lateral (select id from {{.schema}}.job_waits where lane = u.line offset 0) w
+   where ids is null or w.id <> all (ids);
+  if again is not null then
+    perform {{.schema}}.call(again, now + pause::float8 * interval '1 microsecond');
+  end if;
+
+  select array_agg(d.id) filter (where d.what = 'lives'), array_agg(d.at) filter (where d.what = 'lives'),
+         array_agg(d.id) filter (where d.what = 'queues'), array_agg(d.line) filter (where d.what = 'queues'), array_agg(d.at) filter (where d.what = 'queues'),
+         array_agg(d.id) filter (where d.what = 'ends'), array_agg(d.lane) filter (where d.what in ('ends', 'blocked'))
+    into live, times, goes, others, dues, cancel, again
+    from (select u.id, w.lane, greatest(w.run_at, now) as at, coalesce(nullif(split_part(w.path, chr(31), 1), ''), split_part(w.path, chr(31), 2)) as line,
+                 case when s.held or s.dead and w.if_dead = 0 then 'waits'
+                      when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
+                      when w.path = '' and exists (select from {{.schema}}.jobs where id = u.id) then 'blocked'
+                      when w.path = '' then 'lives'
+                      else 'queues' end as what
+            from unnest(ids) as u(id)
+           cross join lateral (select lane, path, run_at, if_dead from {{.schema}}.job_waits where id = u.id offset 0) w
+           cross join lateral (
+                 select bool_or(state = 8) as held, bool_or(state = 6) as dead, bool_or(state = 7) as cancelled
+                   from {{.schema}}.job_members where group_id = u.id) s
+           where not exists (select from (select from {{.schema}}.job_members
+                                           where group_id = u.id and state = 0 order by job_id desc limit 1) open)) d;
+  went := coalesce(cardinality(live), 0);
+  if went > 0 then
+    queues := {{.schema}}.go_live(live, times, null, null, null, place, true);
+  end if;
+  if goes is not null then
     update {{.schema}}.job_waits w
-       set lane = coalesce(nullif(split_part(w.path, chr(31), 1), ''), split_part(w.path, chr(31), 2)),
-           path = nullif(w.path, split_part(w.path, chr(31), 1)), if_dead = null, run_at = greatest(w.run_at, statement_timestamp()),
-           due_at = coalesce(w.due_at, w.run_at)
-      from (select id from done where what = 'queues' offset 0) d where w.id = any (array[d.id])
-    returning w.lane, w.run_at
-  ),
-  call as (
-    insert into {{.schema}}.lane_calls (slot, due, lane)
-    select (get_byte(sha256(decode(replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane
-      from (select distinct lane, run_at as due from passed
-            union all
-            select lane, statement_timestamp() + interval '1 second' from done where what in ('ends', 'blocked')) l
-  ),
-  woken as (
-    select sum({{.schema}}.wake(m.queue, m.jobs, place, true)) as n
-      from (select queue, count(*) as jobs from moved where run_at < statement_timestamp() + interval '2 seconds' group by queue) m
-     where exists (select from {{.schema}}.waiters w where w.idle_until > statement_timestamp())
-  )
-  select (select count(*) from moved), (select array_agg(distinct queue) from moved),
-         (select array_agg(id) from done where what = 'ends')
-    into went, live_queues, cancel
-    from woken;
+       set lane = u.line, path = nullif(w.path, split_part(w.path, chr(31), 1)), if_dead = null, run_at = u.at, due_at = coalesce(w.due_at, w.run_at)
+      from unnest(goes, others, dues) as u(id, line, at) where w.id = any (array[u.id]);
+    for i in 1 .. cardinality(goes) loop
+      perform {{.schema}}.call(others[i : i], dues[i]);
+    end loop;
+  end if;
+  if again is not null then
+    perform {{.schema}}.call(again, now + interval '1 second');
+  end if;
 end
 $follow$;
+
+-- The rate that holds for a limit, as the generic cell rate algorithm has it. All is in microseconds: gap is the time between two slots, null for
+-- a limit without a rate, and debt is how far ahead of now the time is at which all of the burst is there again, -infinity if nothing has started yet. kept
+-- is the part of the burst that is for starts that are late. Where the rate was changed, the slots that were given count at the new
+-- one, so that nobody gets a second burst. Those that were given ahead of time count for no more than that time: else a much lower
+-- rate would let nothing start for hours.
+create function {{.schema}}.rate_of(line text, now timestamptz, out gap float8, out burst float8, out kept float8, out debt float8)
+language plpgsql set search_path = pg_catalog, pg_temp as $rate_of$
+#variable_conflict use_column
+declare
+  was  float8; -- the gap of the time when the slots were given
+  owed float8;
+begin
+  select s.per::float8 / s.rate::float8, s.burst::float8 into gap, burst
+    from {{.schema}}.lane_limits s
+   where s.lane = any (array[line, left(line, strpos(substr(line, 2), '/') + 1)]) and s.n is not null
+   order by s.lane desc limit 1;
+  if gap is null then
+    return;
+  end if;
+  kept := least(burst - 1::float8, 100000::float8 / gap);
+  select r.gap, extract(epoch from r.free_at - now)::float8 * 1e6::float8 into was, owed from {{.schema}}.limit_rates r where r.lane = line;
+  debt := case when was is null then '-infinity' when was = gap then owed
+               else least(owed * gap / was, greatest(owed, (burst - kept) * gap + 500000::float8)) end;
+end
+$rate_of$;
+
+-- What a promoter does (promoter.go): it handles the calls that have been due since a time, up to most of each slot, and lets as many jobs into the
+-- lanes and limits that were called as these have room for. It locks the slots first: nobody else counts then what is live there.
+-- Each step sees what was committed before it. So the calls are taken before anything is looked at: what is committed in between has left a
+-- call that was not taken.
+--
+-- Where the next job is locked, or where there may be more than it takes, a new call is left, due after again microseconds. If one job alone
+-- comes in, becomes live, and is of next_queue and one of next_kinds, it is leased to next_holder for so many microseconds (lease).
+--
+-- It returns the time at which it looked; how many slots have calls (due), and how many of them were not locked by others (mine); the microseconds
+-- until the next call is due, 0 if there is none; whether a whole family has to be looked at; how many calls were handled, and up to
+-- which time, null for all of them; how many jobs became live or went on to the line of their limit, and in which queues; followers that are to be cancelled; and the job that was leased.
+create function {{.schema}}.promote(since timestamptz, most integer, place bigint, again bigint, lease bigint, next_holder bigint, next_queue text, next_kinds text[],
+                                    out looked timestamptz, out due bigint, out mine bigint, out next bigint, out families boolean,
+                                    out calls bigint, out upto timestamptz, out jobs bigint, out queues text[], out cancel bigint[], out leased {{.schema}}.jobs)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+                 set jit = off set plan_cache_mode = force_generic_plan as $promote$
+#variable_conflict use_column
+declare
+  now     timestamptz := statement_timestamp();
+  slots   smallint[];
+  lines   text[];        -- the lanes and limits that were called
+  line    text;
+  ids     bigint[];      -- the jobs that come in
+  froms   text[];        -- the line of each
+  paths   text[];        -- its lane and its limit, if it has a limit
+  times   timestamptz[]; -- from when on it is live, or when it begins to wait for its limit
+  slotted boolean[];     -- that is a slot of a rate
+  busy    text[];        -- the lanes and limits whose next job is locked
+  more    text[];        -- those that may have room for more
+  room    bigint;
+  takes   bigint;
+  taken   bigint;
+  found   bigint[];
+  ways    text[];
+  rate    record;
+  debt    float8;
+  rested  boolean;
+  short   boolean;
+  ahead   float8;
+  ready   bigint;
+  wait    float8;
+  later   timestamptz;
+  goes    bigint[];
+  limits  text[];
+  starts  timestamptz[];
+  until   timestamptz;
+  f       record;
+begin
+  looked := now; mine := 0; calls := 0; jobs := 0;
+  select array_agg(s.slot::smallint) filter (where s.slot >= 0), coalesce(bool_or(s.slot = -1), false) into slots, families
+    from generate_series(-1, 15) as s(slot)
+   cross join lateral (
+         select from {{.schema}}.lane_calls c where c.slot = s.slot::smallint and c.due > since and c.due <= now limit 1) c;
+  due := coalesce(cardinality(slots), 0);
+  select coalesce(extract(epoch from min(c.due) filter (where c.due < 'infinity') - now) * 1e6, 0)::bigint into next
+    from generate_series(-1, 15) as s(slot)
+   cross join lateral (
+         select c.due from {{.schema}}.lane_calls c where c.slot = s.slot::smallint and c.due > now order by c.due limit 1) c;
+  if due > 0 then
+    select array_agg(l.slot), count(*) into slots, mine
+      from unnest(slots) as s(slot) cross join lateral (select slot from {{.schema}}.lane_locks where slot = s.slot for update skip locked) l;
+  end if;
+  if mine = 0 then
+    return;
+  end if;
+
+  with call as materialized (
+    select c.place, c.lane, s.slot, c.due
+      from unnest(slots) as s(slot)
+     cross join lateral (
+           select c.ctid as place, c.lane, c.due from {{.schema}}.lane_calls c
+            where c.slot = s.slot and c.due > since and c.due <= now
+            order by c.due
+            limit most) c
+  ), heard as (
+    delete from {{.schema}}.lane_calls where ctid = any (array(select place from call))
+  )
+  select (select count(*) from call), array(select distinct lane from call order by lane),
+         (select min(e.due) from (select max(due) as due from call group by slot having count(*) = most) e)
+    into calls, lines, upto;
+  if calls = 0 then
+    return;
+  end if;
+
+  -- Of each lane as many as it has room for, its first ones. They are chosen before they are locked: for one that somebody else has
+  -- locked no other one comes. Claims take jobs of one time by their ids, so each is a microsecond earlier than the one behind it. For one job a lane is
+  -- asked for its first one, which it is in nearly all cases, before each priority is looked through for one that is not delayed.
+  with room as materialized (
+    select l.lane, least(1000, o.n - live.n) as n
+      from unnest(lines) as l(lane)
+     cross join lateral (
+           select coalesce((select n from {{.schema}}.lane_limits where lane = l.lane),
+                           (select n from {{.schema}}.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+     cross join lateral (
+           select count(*) as n from {{.schema}}.lane_places p
+            where p.lane = l.lane and o.n < 2147483647
+              and (exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0)
+                or exists (select from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0)) offset 0) live
+     where l.lane not like '/%' and l.lane not like chr(31) || '%'
+  ), head as materialized (
+    select w.id, r.lane, r.n
+      from (select lane, n from room where n > 0 and not exists (select from {{.schema}}.lane_stops s where s.lane = room.lane offset 0) offset 0) r
+     cross join lateral (
+           select id
+             from (select id, run_at from {{.schema}}.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+            where r.n = 1 and run_at <= now
+           union all
+           select w.id
+             from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+            cross join lateral (
+                  select id from {{.schema}}.job_waits
+                   where lane = r.lane and priority = p.priority and run_at <= now
+                   order by run_at, id
+                   limit r.n) w
+            limit r.n) w
+  ), ours as materialized (
+    select h.id, h.lane, w.path, w.priority, w.run_at
+      from head h
+     cross join lateral (
+           select path, priority, run_at from {{.schema}}.job_waits
+            where id = h.id and lane is not distinct from h.lane and run_at <= now and not exists (select from {{.schema}}.jobs where id = h.id offset 0)
+              for update skip locked) w
+  )
+  select o.*, h.*
+    into ids, froms, paths, times, busy, more
+    from (select array_agg(id), array_agg(lane), array_agg(path), array_agg(now - place * interval '1 microsecond')
+            from (select id, lane, path, row_number() over (partition by lane order by priority desc, run_at desc, id desc) - 1 as place from ours) o) o
+   cross join (
+          select array_agg(lane) filter (where got < wanted), array_agg(lane) filter (where got = wanted)
+            from (select lane, count(n) as wanted, count(*) - count(n) as got
+                    from (select lane, n from head union all select lane, null from ours) h group by lane) h
+           where got < wanted or wanted = 1000) h;
+  slotted := array_fill(false, array[coalesce(cardinality(ids), 0)]);
+
+  -- Of each limit as many as it has room and slots for, the first ones that nobody has locked: limits have no order to keep. Slots are given for
+  -- half a second ahead. What is not claimed yet (ready) counts against that. If that is all of it, nobody looks until half of it may have
+  -- started. To find it is to read all live jobs of the limit, and each of them that ends has somebody look. So they are read only if a job
+  -- waits, and no slots are given as long as those that were given last for half of that time (short): the next slot is the same one
+  -- later. The newest ones are read first, of which fewer are claimed, and no more than fill it. The burst is there at once if nothing has
+  -- started for a while (rested).
+  foreach line in array lines loop
+    continue when line not like '/%';
+    select least(1000, o.n - live.n) into room
+      from (select coalesce((select n from {{.schema}}.lane_limits where lane = line),
+                            (select n from {{.schema}}.lane_limits where lane = left(line, strpos(substr(line, 2), '/') + 1)), 1) as n offset 0) o
+     cross join lateral (
+           select count(*) as n from {{.schema}}.lane_places p
+            where p.lane = line and o.n < 2147483647
+              and exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0) offset 0) live;
+    continue when room <= 0 or not exists (
+      select from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+       cross join lateral (select id from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit 1) w);
+    rate := {{.schema}}.rate_of(line, now);
+    takes := room;
+    if rate.gap is not null then
+      debt := greatest(rate.debt, 0);
+      rested := rate.debt <= -100000::float8;
+      short := rate.debt + (1::float8 - (rate.burst - rate.kept)) * rate.gap <= 250000::float8;
+      ahead := greatest(rate.burst, ceil(500000::float8 / rate.gap));
+      ready := 0;
+      if short then
+        select count(*) into ready
+          from (select from {{.schema}}.lane_places p cross join lateral (select leased_until from {{.schema}}.jobs where id = p.id offset 0) j
+                 where p.lane = line and j.leased_until is null order by p.id desc limit ahead) u;
+      end if;
+      takes := least(takes::float8, greatest(0, ahead - ready::float8),
+        case when not short then 0
+             when rested then greatest(rate.burst, floor(500000::float8 / rate.gap + rate.burst - rate.kept))
+             else greatest(0, floor((500000::float8 - debt) / rate.gap + rate.burst - rate.kept)) end)::bigint;
+    end if;
+    taken := 0;
+    if takes > 0 then
+      select array_agg(w.id order by w.priority, w.run_at, w.id), array_agg(w.path order by w.priority, w.run_at, w.id), count(*) into found, ways, taken
+        from (select w.*
+                from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+               cross join lateral (
+                     select id, path, priority, run_at from {{.schema}}.job_waits
+                      where lane = line and priority = p.priority and run_at <= now
+                      order by run_at, id
+                      limit takes
+                        for update skip locked) w
+               where not exists (select from {{.schema}}.jobs where id = w.id offset 0)
+               limit takes) w;
+      for i in 1 .. taken loop
+        wait := case when rate.gap is null or rested and i::float8 <= rate.burst then 0
+                     else greatest(0, ceil(debt + (i::float8 - (rate.burst - rate.kept)) * rate.gap)) end;
+        ids := ids || found[i]; froms := froms || line; paths := paths || ways[i]; slotted := slotted || (rate.gap is not null);
+        times := times || now + case when wait > 0 then wait else i - taken end * interval '1 microsecond';
+      end loop;
+      if taken > 0 and rate.gap is not null then
+        insert into {{.schema}}.limit_rates as r (lane, free_at, gap)
+        values (line, now + ceil(debt + taken::float8 * rate.gap) * interval '1 microsecond', rate.gap)
+        on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap;
+      end if;
+    end if;
+    if (taken < room or taken = 1000) and taken < (
+         select count(*)
+           from (select
+                   from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+                  cross join lateral (select id from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit taken + 1) w
+                  limit taken + 1) w) then
+      later := now + case when taken = 1000 then 0
+                          when rate.gap is null or taken < takes then again::float8
+                          when ready::float8 >= ahead then least(2000000, greatest(20000, ready::float8 * rate.gap / 2, case when rate.debt > '-infinity' then -rate.debt / 2 else 0 end))
+                          when rested and taken::float8 < rate.burst then 20000
+                          else greatest(20000, debt + ((taken + 1)::float8 - (rate.burst - rate.kept)) * rate.gap - 250000) end * interval '1 microsecond';
+      if not exists (select from {{.schema}}.lane_calls c
+                      where c.slot = (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > now and c.due <= later and c.lane = line offset 0) then
+        perform {{.schema}}.call(array[line], later);
+      end if;
+    end if;
+  end loop;
+
+  -- They get the places of their lanes and limits. Those that become live leave job_waits. One of a lane that has a limit, too, goes on to the
+  -- end of the limit's line.
+  jobs := coalesce(cardinality(ids), 0);
+  if jobs > 0 then
+    insert into {{.schema}}.lane_places (lane, id)
+    select l.lane, u.id
+      from unnest(ids, froms, paths) as u(id, line, path)
+     cross join lateral (values (u.line), (case when u.line like '/%' then split_part(u.path, chr(31), 1) end)) as l(lane)
+     where l.lane <> ''
+    on conflict do nothing;
+    select array_agg(u.id) filter (where u.goes), array_agg(split_part(u.path, chr(31), 2)) filter (where u.goes), array_agg(u.at) filter (where u.goes),
+           array_agg(u.id) filter (where not u.goes), array_agg(u.at) filter (where not u.goes), array_agg(u.slot) filter (where not u.goes)
+      into goes, limits, starts, ids, times, slotted
+      from (select id, path, at, slot, line not like '/%' and path is not null as goes from unnest(ids, froms, paths, times, slotted) as u(id, line, path, at, slot)) u;
+    if goes is not null then
+      update {{.schema}}.job_waits w set lane = u.line, run_at = u.at, due_at = coalesce(w.due_at, w.run_at)
+        from unnest(goes, limits, starts) as u(id, line, at) where w.id = any (array[u.id]);
+      more := more || limits;
+    end if;
+    if ids is not null then
+      if jobs = 1 and not slotted[1] then
+        select now + lease::float8 * interval '1 microsecond' into until
+          from {{.schema}}.job_waits where id = ids[1] and lost = 0 and queue = next_queue and kind = any (next_kinds);
+      end if;
+      queues := {{.schema}}.go_live(ids, times, slotted, until, case when until is not null then next_holder end, place, true);
+      if until is not null then
+        select j.* into leased from {{.schema}}.jobs j where j.id = ids[1];
+      end if;
+    end if;
+  end if;
+  if busy is not null then
+    perform {{.schema}}.call(busy, now + again::float8 * interval '1 microsecond');
+  end if;
+  if more is not null then
+    perform {{.schema}}.call(more, now);
+  end if;
+
+  lines := array(select l.lane from unnest(lines) as l(lane) where l.lane like chr(31) || '%');
+  if lines <> '{}' then
+    f := {{.schema}}.follow(lines, place, again);
+    jobs := jobs + f.went; queues := queues || f.queues; cancel := f.cancel;
+  end if;
+
+  -- This waits for no disk and no standby. If a crash undoes it, the calls are there again, and so are the waiting jobs. It is never
+  -- undone alone: the claim of such a job waits for its own commit, and so for all before it. With a job that was leased it waits: or a token
+  -- could come twice.
+  if until is null then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end
+$promote$;
+
+-- Answers the calls for whole families: each of their lanes that has waiting jobs gets a call, so many of them at a time (most). It
+-- locks no slots, because a call says only that somebody has to look. What is left gets a call of the family that has the last
+-- of these lanes behind a separator, in the same commit, so any promoter goes on from there. The end of a family is looked at after the limit of
+-- 1: within it, a family without waiting jobs would step over all those of the families after it. The family without a name
+-- is that of all lines (putBack). It returns how many lanes it has called, and whether settle_limits has something to do.
+create function {{.schema}}.call_families(most integer, out called bigint, out settle boolean)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $call_families$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  heard  text[];
+  firsts text[]; -- the families
+  afters text[]; -- behind which lane each is looked at
+  lasts  text[]; -- and up to which
+  lines  text[]; -- their lanes
+  owners text[]; -- and the family of each
+begin
+  with heard as materialized (
+    select ctid as place, lane from {{.schema}}.lane_calls
+     where slot = -1 and due <= now and lane not in ('', '?')
+     order by due limit 1000 for update skip locked
+  ), gone as (
+    delete from {{.schema}}.lane_calls where ctid = any (array(select place from heard))
+  )
+  select array_agg(lane) into heard from heard;
+  select array_agg(f.first), array_agg(f.after), array_agg(case when f.first <> '' then left(f.first, -1) || '0' end)
+    into firsts, afters, lasts
+    from (select h.first, min(h.after collate "C") as after
+            from (select split_part(lane, chr(31), 1) as first,
+                         case when strpos(lane, chr(31)) > 0 then substr(lane, strpos(lane, chr(31)) + 1) else lane end as after
+                    from unnest(heard) as u(lane)) h
+           where h.first = '' or h.first = left(h.first, strpos(substr(h.first, 2), '/') + 1)
+           group by h.first) f;
+  with recursive lane (lane, first, last) as (
+    select w.lane, f.first, f.last
+      from unnest(firsts, afters, lasts) as f(first, after, last)
+     cross join lateral (
+           select lane from {{.schema}}.job_waits where lane > f.after order by lane limit 1) w
+     where f.last is null or w.lane < f.last
+    union all
+    select w.lane, l.first, l.last
+      from lane l cross join lateral (
+           select lane from {{.schema}}.job_waits where lane > l.lane order by lane limit 1) w
+     where l.last is null or w.lane < l.last
+  )
+  select array_agg(p.lane), array_agg(p.first), count(distinct p.lane) into lines, owners, called from (select lane, first from lane limit most) p;
+  if called > 0 then
+    perform {{.schema}}.call(lines, now);
+  end if;
+  if cardinality(lines) = most then
+    insert into {{.schema}}.lane_calls (slot, due, lane)
+    select -1, now, f.first || chr(31) || coalesce((select max(u.lane collate "C") from unnest(lines, owners) as u(lane, first) where u.first = f.first), f.after)
+      from unnest(firsts, afters) as f(first, after);
+  end if;
+  settle := exists (select from {{.schema}}.lane_calls where slot = -1 and due <= now and lane = '?');
+end
+$call_families$;
+
+-- Lets completions hand over again where a limit was lowered and no more jobs are live than it allows. It locks all slots, so that nobody
+-- counts. Where a lowered limit is still exceeded, this is asked again in a second.
+create function {{.schema}}.settle_limits() returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $settle_limits$
+#variable_conflict use_column
+declare
+  now     timestamptz := statement_timestamp();
+  lowered text[];
+  reached text[];
+begin
+  perform l.slot from (select slot from {{.schema}}.lane_locks order by slot for update) l;
+  delete from {{.schema}}.lane_calls where slot = -1 and due <= now and lane = '?';
+  select array_agg(l.lane) into lowered from (select lane from {{.schema}}.lane_limits where lowered order by lane for update skip locked) l;
+  select array_agg(l.lane) into reached
+    from (select s.lane, s.n, s.lane = left(s.lane, strpos(substr(s.lane, 2), '/') + 1) as family
+            from unnest(lowered) as u(lane) cross join lateral (select lane, n from {{.schema}}.lane_limits where lane = u.lane offset 0) s) l
+   where case when l.family
+              then not exists (
+                     select from {{.schema}}.lane_places p
+                      where p.lane > l.lane and p.lane < left(l.lane, -1) || '0'
+                        and (exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0)
+                          or exists (select from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0))
+                        and not exists (select from {{.schema}}.lane_limits o where o.lane = p.lane and o.n is not null)
+                      group by p.lane having count(*) > coalesce(l.n, 1))
+              else (select count(*) from {{.schema}}.lane_places p
+                     where p.lane = l.lane and coalesce(l.n, 1) < 2147483647
+                       and (exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0)
+                         or exists (select from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0)))
+                   <= coalesce(l.n, (select n from {{.schema}}.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end;
+  update {{.schema}}.lane_limits set lowered = false where lane = any (reached) and n is not null;
+  delete from {{.schema}}.lane_limits where lane = any (reached) and n is null;
+  if exists (select from {{.schema}}.lane_limits where lowered)
+     and not exists (select from {{.schema}}.lane_calls where slot = -1 and lane = '?' and due > now) then
+    insert into {{.schema}}.lane_calls (slot, due, lane) values (-1, now + interval '1 second', '?');
+  end if;
+end
+$settle_limits$;
+
+-- Gives new slots to leased jobs of one limit, of which each missed its own. It locks the line's slot first, as promoters do. A job that would have to
+-- wait takes the slot of another one, which nobody has claimed and whose time has just come, and that one gets the new slot: the
+-- handlers are slower than the rate, so it would miss its own. A job in quarantine keeps its slot, which a claimer knows
+-- (claimer.suspended). It returns the ids of the jobs that may start at once, of those that have another's slot and may start too, and the
+-- microseconds that passed until the slots were given. The others (back) wait for their slots, as if they had not been claimed, for so many microseconds
+-- (ahead). ids are in order, and so is back.
+create function {{.schema}}.take_slots(line text, ids bigint[], claims integer[], holders bigint[],
+                                       out starts bigint[], out taken bigint[], out waited bigint, out back bigint[], out ahead bigint[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $take_slots$
+#variable_conflict use_column
+declare
+  began   timestamptz := clock_timestamp();
+  now     timestamptz;
+  mine    bigint[];
+  rate    record;
+  debt    float8;
+  wait    float8;
+  late    bigint[]  := '{}'; -- those of mine that would have to wait
+  waits   float8[]  := '{}'; -- and for how long
+  others  bigint[];          -- jobs whose slots they take
+  changed bigint[]  := '{}'; -- those that get the new slots
+begin
+  perform slot from {{.schema}}.lane_locks where slot = (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint for update;
+  now := clock_timestamp();
+  starts := '{}'; taken := '{}'; back := '{}'; ahead := '{}';
+  waited := (extract(epoch from now - began) * 1e6)::bigint;
+  select array_agg(j.id order by u.n) into mine
+    from unnest(ids, claims, holders) with ordinality as u(id, claims, holder, n)
+   cross join lateral (select id from {{.schema}}.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j;
+  if mine is null then
+    return;
+  end if;
+  rate := {{.schema}}.rate_of(line, now);
+  if rate.gap is null then
+    starts := mine;
+    return;
+  end if;
+  debt := greatest(0, rate.debt);
+  for i in 1 .. cardinality(mine) loop
+    wait := greatest(0, ceil(debt + (i::float8 - (rate.burst - rate.kept)) * rate.gap));
+    if wait = 0 then
+      starts := starts || mine[i];
+    else
+      late := late || mine[i]; waits := waits || wait;
+    end if;
+  end loop;
+  insert into {{.schema}}.limit_rates as r (lane, free_at, gap)
+  values (line, now + ceil(debt + rate.gap * cardinality(mine)::float8) * interval '1 microsecond', rate.gap)
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap;
+  if late = '{}' then
+    return;
+  end if;
+  select array_agg(j.id order by j.id) into others
+    from (select j.id
+            from {{.schema}}.lane_places p
+           cross join lateral (
+                 select id from {{.schema}}.jobs
+                  where id = p.id and leased_until is null and lost = 0 and run_at <= now and run_at > now - interval '50 milliseconds' and right(lane, 2) = chr(31) || '@'
+                    for update skip locked) j
+           where p.lane = line
+           limit cardinality(late)) j;
+  for i in 1 .. cardinality(late) loop
+    changed := changed || coalesce(others[i], late[i]);
+    if others[i] is not null then
+      taken := taken || late[i];
+    else
+      back := back || late[i]; ahead := ahead || waits[i]::bigint;
+    end if;
+  end loop;
+  update {{.schema}}.jobs j set run_at = now + u.wait * interval '1 microsecond', leased_until = null, holder = null
+    from unnest(changed, waits) as u(id, wait) where j.id = any (array[u.id]);
+end
+$take_slots$;
+
+-- Sets the limit of a line, or of a family of them, and calls it. With null for n it is removed: then it stays as a row without n as long as more
+-- jobs may be live than the limit allows that holds then (settle_limits).
+create function {{.schema}}.set_limit(line text, n integer, rate bigint, per bigint, burst integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $set_limit$
+#variable_conflict use_column
+declare
+  now timestamptz := statement_timestamp();
+begin
+  if set_limit.n is null then
+    update {{.schema}}.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = line;
+  else
+    insert into {{.schema}}.lane_limits (lane, n, rate, per, burst, lowered) values (line, set_limit.n, set_limit.rate, set_limit.per, set_limit.burst, true)
+    on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true;
+  end if;
+  if line = left(line, strpos(substr(line, 2), '/') + 1) then
+    insert into {{.schema}}.lane_calls (slot, due, lane) values (-1, now, line);
+  else
+    perform {{.schema}}.call(array[line], now);
+  end if;
+  insert into {{.schema}}.lane_calls (slot, due, lane) values (-1, now, '?');
+end
+$set_limit$;
 
 -- On Citus these run on the node that has the tables, in a query on a table there: all that they do is in the transaction of that query.
 -- It makes no generic plan of an insert that selects.
@@ -1317,7 +1813,8 @@ begin
   for f in
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
-     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel')
+     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
+                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -1577,6 +2074,13 @@ drop function {{.schema}}.keep_history(bigint[], smallint[], text[], integer[], 
 drop function {{.schema}}.give_back(bigint[], integer[], bigint[], text[], integer[], boolean[], bigint[], integer[], boolean, text[], text[]);
 drop function {{.schema}}.finish_next(bigint, integer, bigint, text, boolean, bigint, bigint, text, text[]);
 drop function {{.schema}}.finish(bigint[], integer[], bigint[], smallint[], text[], text[], integer[], bigint[], boolean);
+drop function {{.schema}}.promote(timestamptz, integer, bigint, bigint, bigint, bigint, text, text[]);
+drop function {{.schema}}.call_families(integer);
+drop function {{.schema}}.settle_limits();
+drop function {{.schema}}.take_slots(text, bigint[], integer[], bigint[]);
+drop function {{.schema}}.rate_of(text, timestamptz);
+drop function {{.schema}}.set_limit(text, integer, bigint, bigint, integer);
+drop function {{.schema}}.go_live(bigint[], timestamptz[], boolean[], timestamptz, bigint, bigint, boolean);
 drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[]);
 drop function {{.schema}}.call(text[], timestamptz);
 drop function {{.schema}}.tell(bigint[], smallint[], text[]);

@@ -364,7 +364,7 @@ grant execute on all functions in schema $schema to $role;
 }
 
 // tag matches what begins and ends the text of a function that names the schema: rule_test.go compares it with the files.
-var tag = regexp.MustCompile(`\$(begin_await|call|cancel|citus|emit|finish|finish_next|follow|give_back|hand_over|keep_history|statistics|take_fence|tell|wake)\$`)
+var tag = regexp.MustCompile(`\$(begin_await|call|call_families|cancel|citus|emit|finish|finish_next|follow|give_back|go_live|hand_over|keep_history|promote|rate_of|set_limit|settle_limits|statistics|take_fence|take_slots|tell|wake)\$`)
 
 // checkName refuses the names that Postgres would refuse, truncate or reserve, and those that may end the text of a function.
 func checkName(schema string) error {

@@ -51,11 +51,11 @@ var onceqs = []struct {
 	role        role
 }{
 	{"server_encoding", "onceq's check of its schema", roleSkip},
-	{"onceq.follow(", "onceq's promotion of jobs that wait", rolePromote},
-	{"pg_catalog.set_config('onceq_lanes.slots'", "onceq's look for calls", roleSkip},
+	{"onceq.promote(", "onceq's promotion of jobs that wait", rolePromote},
 	{"from onceq.job_members where not told", "onceq's look for the ends of members", roleSkip},
 	{"select slot from onceq.lane_locks order by slot", "onceq's look at all lanes", roleSkip},
-	{"where slot = -1", "onceq's look at all lanes", roleSkip},
+	{"onceq.call_families(", "onceq's look at all lanes", roleSkip},
+	{"onceq.settle_limits(", "onceq's look at all lanes", roleSkip},
 	{"insert into onceq.job_members", "onceq's adding of members", roleOnceq},
 	{"array(select group_id from onceq.job_members", "onceq's look at the job's groups", roleOnceq},
 	{"with recursive up (id, root)", "onceq's look for jobs that would wait for each other", roleOnceq},
@@ -63,7 +63,7 @@ var onceqs = []struct {
 	{"claims = least(j.claims + 1", "onceq's claim", roleClaim},
 	{"select pg_catalog.array_agg(j.id) filter", "onceq's rescan", roleSkip},
 	{"installation::text", "onceq's reading of its installation's id", roleSkip},
-	{"coalesce(pg_catalog.pg_xact_status($2::text", "onceq's check whether the commit happened", roleOnceq},
+	{"coalesce(pg_catalog.pg_xact_status($1::text", "onceq's check whether the commit happened", roleOnceq},
 	{"case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOpen},
 	{"delete from onceq.jobs", "onceq's completion", roleFinish},
 	{"where f.key = $4::text and f.scope = $5::text", "onceq's completion", roleFinish},

@@ -71,7 +71,7 @@ func TestGroup_RedriveBesideDeadCancel(t *testing.T) {
 	require.NoError(t, laneClaimOne(t, q, g.Members[0].ID).Fail(ctx, onceq.Fatal(errors.New("no"))))
 	var once atomic.Bool
 	hook.after = func(sql string) {
-		if strings.Contains(sql, "onceq.follow(") && once.CompareAndSwap(false, true) { // its answer names the job
+		if strings.Contains(sql, "onceq.promote(") && once.CompareAndSwap(false, true) { // its answer names the job
 			_, err := q.Redrive(ctx, db.Pool, g.Members[0].ID)
 			require.NoError(t, err)
 		}
