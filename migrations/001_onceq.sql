@@ -1725,6 +1725,7 @@ declare
   waits   float8[]  := '{}'; -- and for how long
   others  bigint[];          -- jobs whose slots they take
   changed bigint[]  := '{}'; -- those that get the new slots
+  times   timestamptz[];     -- and these
 begin
   perform slot from {{.schema}}.lane_locks where slot = (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint for update;
   now := clock_timestamp();
@@ -1767,14 +1768,15 @@ begin
            limit cardinality(late)) j;
   for i in 1 .. cardinality(late) loop
     changed := changed || coalesce(others[i], late[i]);
+    times := times || now + waits[i] * interval '1 microsecond';
     if others[i] is not null then
       taken := taken || late[i];
     else
       back := back || late[i]; ahead := ahead || waits[i]::bigint;
     end if;
   end loop;
-  update {{.schema}}.jobs j set run_at = now + u.wait * interval '1 microsecond', leased_until = null, holder = null
-    from unnest(changed, waits) as u(id, wait) where j.id = any (array[u.id]);
+  update {{.schema}}.jobs j set run_at = u.at, leased_until = null, holder = null
+    from unnest(changed, times) as u(id, at) where j.id = any (array[u.id]);
 end
 $take_slots$;
 
