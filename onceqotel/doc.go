@@ -38,14 +38,13 @@
 // not counted if the application reads that result itself with BatchResults.Exec. In a worker, run time begins with the
 // handler; in a loop around Queue.Claim it begins with the claim.
 //
-// All metrics have the attributes onceq.queue and onceq.kind where they apply, and never a key, a scope or an id. If
-// queues or kinds can come from outside, the SDK's cardinality limit bounds what is reported: 2,000 for each metric by
+// Counters have the attributes onceq.queue and onceq.kind, or those that are named here, and no metric has a key, a scope or an
+// id. If queues or kinds can come from outside, the SDK's cardinality limit bounds what is reported: 2,000 for each metric by
 // default.
 //
 //	onceq.jobs.enqueued          counter    accepted; the transaction may still roll back
 //	onceq.jobs.duplicates        counter    the key was taken: nothing to do
 //	onceq.jobs.mismatches        counter    the key was taken with another payload
-//	onceq.jobs.claimed           counter
 //	onceq.jobs.completed         counter
 //	onceq.jobs.failed            counter    failed attempts of jobs that run again
 //	onceq.jobs.deferred          counter    put off by an error that spends no attempt: no transaction could be opened
@@ -53,17 +52,17 @@
 //	onceq.jobs.released          counter    given back as if not claimed: Release, a worker's shutdown
 //	onceq.jobs.dead              counter
 //	onceq.jobs.cancelled         counter
-//	onceq.jobs.held              counter    jobs, and work outside of jobs, that wait for a person
-//	onceq.leases.lost            counter    a holder learned that its lease is gone
-//	onceq.completions.refused    counter    stale: under a token that is no longer valid
+//	onceq.jobs.held              counter    jobs, and work outside of jobs, that wait for a person; by queue
+//	onceq.leases.lost            counter    a holder learned that its lease is gone; by queue
+//	onceq.completions.refused    counter    stale: under a token that is no longer valid; by queue
 //	onceq.effects.replayed       counter    a stored outcome instead of running again
 //	onceq.effects.uncertain      counter    it is not known whether it happened
 //	onceq.rows.reaped            counter    by onceq.rows, the type of rows
 //	onceq.background.errors      counter    by onceq.work: claim, look, rescan, promote, extend, finish, announce, listen, presence, count, reap
-//	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock and by onceq.reason
-//	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome; each job of a batch has those of the batch
+//	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock; by queue and onceq.reason. Its count is the jobs claimed
+//	onceq.job.run.duration       histogram  seconds in the handler, however it ended; by kind. Each job of a batch has those of the batch
 //	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 1,000
-//	onceq.queue.capped           gauge      1 if a depth of the queue may be too small because counting stopped, otherwise 0
+//	onceq.queue.capped           gauge      1 if a depth of the queue may be too small because counting stopped
 //	onceq.queue.oldest.age       gauge      seconds since the oldest job became due that nobody has, by onceq.reason
 //	onceq.workers                gauge      live workers that serve a queue
 //	onceq.workers.slots          gauge      how many jobs of a queue these can run at once
@@ -80,8 +79,9 @@
 // say how late ticks are.
 //
 // The states of onceq.queue.depth are waiting, delayed, claimed_ahead, running, retrying, blocked (by a lane, a limit or other
-// jobs), dead and held. No job counts in two of them. Of all but waiting and running a series is there only while there are such
-// jobs, and a reason's other than worker only while jobs wait for that. Of limits the first 50 are reported, by name.
+// jobs), dead and held. No job counts in two of them. Of limits the first 50 are reported, by name. What would be zero is not
+// reported, except the waiting jobs of a queue, its workers and their slots, the capacity of a limit, and the stale workers:
+// if onceq.workers.stale is not there, no process watches.
 //
 // A collection reads what Stats, Workers, Pauses and Limits of onceq.Queue read, at most once in five seconds, and what Health
 // reads, at most once a minute. Each reads a bounded number of rows whatever the depth: of a queue some 1,000 for each priority,
@@ -98,10 +98,10 @@
 // An EnqueueMany to several queues is timed without the destination. EnqueueInBatch is counted but not timed. Jobs that
 // are refused with an InvalidError before anything is sent are timed but not counted.
 //
-// The counters of mismatches, dead and held jobs, lost leases, refused completions and uncertain effects are reported from zero, not
-// from their first event: Prometheus's increase() does not see the event with which a counter begins, and the first dead job is
-// the one you want to be told of. For kinds whose handlers go through Handlers they begin there; of other kinds and queues with
-// the first event of any type. The other counters begin with their first event.
+// The counters of dead and held jobs, lost leases and uncertain effects are reported from zero, not from their first event:
+// Prometheus's increase() does not see the event with which a counter begins, and the first dead job is the one you want to be
+// told of. For kinds whose handlers go through Handlers, and their queues, they begin there; of others with the first event of any
+// type. The other counters begin with their first event.
 //
 // Prometheus's exporter writes a dot as an underscore and adds the unit and "total": onceq_jobs_enqueued_total,
 // onceq_job_wait_duration_seconds_bucket. The file dashboard.json is a Grafana dashboard of these metrics, and alerts.yaml has

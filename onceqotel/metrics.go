@@ -21,7 +21,6 @@ const (
 	kindKey    = attribute.Key("onceq.kind")
 	stateKey   = attribute.Key("onceq.state")
 	reasonKey  = attribute.Key("onceq.reason")
-	outcomeKey = attribute.Key("onceq.outcome")
 	rowsKey    = attribute.Key("onceq.rows")
 	workKey    = attribute.Key("onceq.work")
 	attemptKey = attribute.Key("onceq.attempt")
@@ -30,12 +29,11 @@ const (
 	effectKey  = attribute.Key("onceq.effect")
 )
 
-// counters has one counter for each type of event.
+// counters has a counter for each type of event but a claim, which the histogram of waits counts.
 var counters = map[onceq.EventType]struct{ name, unit, description string }{
 	onceq.EventEnqueued:  {"onceq.jobs.enqueued", "{job}", "Jobs accepted; their transaction may still have rolled back."},
 	onceq.EventDuplicate: {"onceq.jobs.duplicates", "{job}", "Jobs that were not accepted because their key was taken."},
 	onceq.EventMismatch:  {"onceq.jobs.mismatches", "{job}", "Jobs that were refused because their key was taken with another payload."},
-	onceq.EventClaimed:   {"onceq.jobs.claimed", "{job}", "Jobs given to a worker."},
 	onceq.EventCompleted: {"onceq.jobs.completed", "{job}", "Jobs completed."},
 	onceq.EventFailed:    {"onceq.jobs.failed", "{attempt}", "Failed attempts of jobs that run again."},
 	onceq.EventDeferred:  {"onceq.jobs.deferred", "{attempt}", "Runs that deferred their job because of an error, without spending an attempt."},
@@ -55,8 +53,7 @@ var counters = map[onceq.EventType]struct{ name, unit, description string }{
 
 // Bucket boundaries, in seconds. A healthy queue makes jobs wait for milliseconds; a backlog can take hours.
 var (
-	waitBuckets = []float64{.01, .05, .25, 1, 5, 30, 120, 600, 3600, 6 * 3600}
-	runBuckets  = []float64{.01, .05, .25, 1, 5, 30, 120, 600, 3600}
+	buckets = []float64{.01, .05, .25, 1, 5, 30, 300, 3600}
 
 	// These boundaries come from the conventions.
 	clientBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10}
@@ -89,7 +86,7 @@ type metrics struct {
 const maxLabels = 10_000
 
 type label struct {
-	queue, kind, outcome, reason, rows, work string
+	queue, kind, reason, rows, work string
 
 	// The conventions' metrics use it. They have no kind.
 	operation operation
@@ -111,10 +108,10 @@ func (m *metrics) init(meter metric.Meter) error {
 		errs = append(errs, err)
 	}
 	var err error
-	m.wait, err = meter.Float64Histogram("onceq.job.wait.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(waitBuckets...),
-		metric.WithDescription("From when a job was due to when it was claimed, whatever held it, by the database's clock."))
+	m.wait, err = meter.Float64Histogram("onceq.job.wait.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(buckets...),
+		metric.WithDescription("From when a job was due to when it was claimed, whatever held it, by the database's clock. Its count is the jobs given to a worker."))
 	errs = append(errs, err)
-	m.run, err = meter.Float64Histogram("onceq.job.run.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(runBuckets...),
+	m.run, err = meter.Float64Histogram("onceq.job.run.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(buckets...),
 		metric.WithDescription("How long a handler took."))
 	errs = append(errs, err)
 	if m.conventions {
@@ -132,24 +129,29 @@ func (m *metrics) initConventions(meter metric.Meter) error {
 	errs = append(errs, err)
 	sending, err := messagingconv.NewClientOperationDuration(meter, metric.WithExplicitBucketBoundaries(clientBuckets...))
 	errs = append(errs, err)
-	processing, err := messagingconv.NewProcessDuration(meter, metric.WithExplicitBucketBoundaries(runBuckets...))
+	processing, err := messagingconv.NewProcessDuration(meter, metric.WithExplicitBucketBoundaries(buckets...))
 	errs = append(errs, err)
 	m.sent, m.consumed, m.sending, m.processing = sent.Inst(), consumed.Inst(), sending.Inst(), processing.Inst()
 	return errors.Join(errs...)
 }
 
-// firstCounts are the events of which one matters already.
-var firstCounts = []onceq.EventType{onceq.EventMismatch, onceq.EventDead, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventUncertain}
-
-// zero makes the counters of firstCounts begin at zero for a label: Prometheus's increase() does not see the event with which a
-// counter begins. The others begin with their first event.
+// zero makes the counters of which one event matters already begin at zero for a label: Prometheus's increase() does not see
+// the event with which a counter begins. The others begin with their first event.
 func (m *metrics) zero(l label, o *options) {
-	if l.operation+operation(l.outcome+l.reason+l.rows+l.work) != "" {
-		return
-	}
-	for _, t := range firstCounts {
-		if l.kind != "" || t != onceq.EventDead { // work outside jobs does not die
+	begin := func(types ...onceq.EventType) {
+		for _, t := range types {
 			m.counters[t].Add(context.Background(), 0, o.add...)
+		}
+	}
+	switch l {
+	case label{}: // work outside jobs
+		begin(onceq.EventHeld, onceq.EventLeaseLost, onceq.EventUncertain)
+	case label{queue: l.queue}:
+		begin(onceq.EventHeld, onceq.EventLeaseLost)
+	case label{queue: l.queue, kind: l.kind}:
+		if l.queue != "" { // the histogram of runs has the kind alone
+			begin(onceq.EventDead, onceq.EventUncertain)
+			m.options(label{queue: l.queue})
 		}
 	}
 }
@@ -190,7 +192,7 @@ func (m *metrics) hasProcessed(ctx context.Context, took time.Duration, queue st
 
 func (m *metrics) event(ctx context.Context, e onceq.Event) {
 	counter, ok := m.counters[e.Type]
-	if !ok || e.Type == onceq.EventHeld && e.Name != "" && e.JobID != 0 { // the job's own event counts it
+	if !ok && e.Type != onceq.EventClaimed || e.Type == onceq.EventHeld && e.Name != "" && e.JobID != 0 { // the job's own event counts it
 		return
 	}
 	if e.Type == onceq.EventReaped { // the event's kind is the type of rows
@@ -201,14 +203,17 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 		counter.Add(ctx, 1, m.options(label{work: e.Name}).add...)
 		return
 	}
-	l := label{queue: e.Queue, kind: e.Kind}
-	o := m.options(l)
-	counter.Add(ctx, 1, o.add...)
+	o := m.options(label{queue: e.Queue, kind: e.Kind}) // begins the counters, also with a claim
+	switch e.Type {
+	case onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale:
+		o = m.options(label{queue: e.Queue})
+	}
+	if ok {
+		counter.Add(ctx, 1, o.add...)
+	}
 	switch e.Type {
 	case onceq.EventClaimed:
-		l.reason = reasonOf(e)
-		m.wait.Record(ctx, e.Wait.Seconds(), m.options(l).record...)
-		l.reason = ""
+		m.wait.Record(ctx, e.Wait.Seconds(), m.options(label{queue: e.Queue, reason: reasonOf(e)}).record...)
 		if m.conventions {
 			m.consumed.Add(ctx, 1, m.options(label{queue: e.Queue, operation: claim}).add...)
 		}
@@ -222,8 +227,7 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 		}
 	}
 	if e.Run > 0 {
-		l.outcome = string(e.Type)
-		m.run.Record(ctx, e.Run.Seconds(), m.options(l).record...)
+		m.run.Record(ctx, e.Run.Seconds(), m.options(label{kind: e.Kind}).record...)
 	}
 }
 
@@ -269,7 +273,6 @@ func (m *metrics) options(l label) *options {
 	}
 	text(queue, l.queue)
 	text(kindKey, l.kind)
-	text(outcomeKey, l.outcome)
 	text(reasonKey, l.reason)
 	text(rowsKey, l.rows)
 	text(workKey, l.work)

@@ -71,7 +71,7 @@ func (g *gauges) init(meter metric.Meter) (all []metric.Observable, err error) {
 		*to, all, errs = gauge, append(all, gauge), append(errs, err)
 	}
 	number(&g.depth, "onceq.queue.depth", "{job}", "Jobs of a queue by state; counted up to 1,000.")
-	number(&g.capped, "onceq.queue.capped", "", "1 if some depth of the queue may be too small, because counting stopped; otherwise 0.")
+	number(&g.capped, "onceq.queue.capped", "", "1 if some depth of the queue may be too small, because counting stopped.")
 	seconds(&g.oldest, "onceq.queue.oldest.age", "For how long the oldest job has been due that nobody has, by what it waits for.")
 	number(&g.workers, "onceq.workers", "{worker}", "Live workers that serve a queue.")
 	number(&g.slots, "onceq.workers.slots", "{job}", "How many jobs of a queue its live workers can run at once.")
@@ -92,17 +92,15 @@ func (g *gauges) observe(o metric.Observer, w *watch) {
 			onceq.StateRetrying.String(): s.Retrying, onceq.StateDead.String(): s.Dead, onceq.StateHeld.String(): s.Held,
 			"claimed_ahead": s.Leased - s.Running, "blocked": s.Blocked,
 		} {
-			if n > 0 || state == onceq.StateWaiting.String() || state == onceq.StateRunning.String() {
+			if n > 0 || state == onceq.StateWaiting.String() { // which says that the queue is there
 				o.ObserveInt64(g.depth, int64(n), metric.WithAttributes(queue, stateKey.String(state)))
 			}
 		}
-		capped := int64(0)
 		if s.Capped {
-			capped = 1
+			o.ObserveInt64(g.capped, 1, metric.WithAttributes(queue))
 		}
-		o.ObserveInt64(g.capped, capped, metric.WithAttributes(queue))
 		for reason, age := range map[string]time.Duration{forWorker: s.Oldest, forLane: s.OldestInLane, forLimit: s.OldestInLimit, forJobs: s.OldestAfter} {
-			if age > 0 || reason == forWorker {
+			if age > 0 {
 				o.ObserveFloat64(g.oldest, age.Seconds(), metric.WithAttributes(queue, reasonKey.String(reason)))
 			}
 		}
@@ -133,12 +131,16 @@ func (g *gauges) observe(o metric.Observer, w *watch) {
 	for _, l := range w.limits {
 		limit := limitKey.String(l.Name)
 		for state, n := range map[string]int{"live": l.Live, onceq.StateWaiting.String(): l.Waiting, onceq.StateDelayed.String(): l.Delayed} {
-			o.ObserveInt64(g.limited, int64(n), metric.WithAttributes(limit, stateKey.String(state)))
+			if n > 0 {
+				o.ObserveInt64(g.limited, int64(n), metric.WithAttributes(limit, stateKey.String(state)))
+			}
 		}
 		if l.Limit.Rate == 0 || l.Limit.AtOnce > 0 { // a rate alone bounds no number
 			o.ObserveInt64(g.room, int64(l.Limit.AtOnce), metric.WithAttributes(limit))
 		}
-		o.ObserveFloat64(g.limitOldest, l.Oldest.Seconds(), metric.WithAttributes(limit))
+		if l.Oldest > 0 {
+			o.ObserveFloat64(g.limitOldest, l.Oldest.Seconds(), metric.WithAttributes(limit))
+		}
 	}
 }
 

@@ -121,7 +121,6 @@ func check(err error) {
 // internal "POST /users", has a parent: false
 // internal "smtp", has a parent: true
 // consumer "process default", links: 1, has a parent: false
-// onceq_jobs_claimed_total{onceq_kind="welcome",onceq_queue="default"} 1
 // onceq_jobs_completed_total{onceq_kind="welcome",onceq_queue="default"} 1
 // onceq_jobs_duplicates_total{onceq_kind="welcome",onceq_queue="default"} 1
 // onceq_jobs_enqueued_total{onceq_kind="welcome",onceq_queue="default"} 1
