@@ -56,6 +56,34 @@ var UserStatements = map[string]string{
 	"what waits":       readRefs,
 }
 
+// LeaseStatements are those on behalf of a lease, of a job or of a fence, under their names in docs/statements.sql.
+var LeaseStatements = map[string]string{
+	"beginAwait":              beginAwait,
+	"completeFence":           completeFence,
+	"completeJobs":            completeJobs,
+	"completeOne":             completeOne,
+	"completeOneUnkeyed":      completeOneUnkeyed,
+	"doubtFence":              doubtFence,
+	"effectScope":             effectScope,
+	"endAwait":                endAwait,
+	"extendFence":             extendFence,
+	"extendLeases":            extendLeases,
+	"finishJobs":              finishJobs,
+	"finishNext":              finishNext,
+	"giveBackJobs":            giveBackJobs,
+	"groupsOf":                groupsOf,
+	"inTx completeOne":        inTx[completeOne],
+	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
+	"insertFence":             insertFence,
+	"lengthenLease":           lengthenLease,
+	"lockJob":                 lockJob,
+	"lockJobs":                lockJobs,
+	"releaseFence":            releaseFence,
+	"retryJobs":               retryJobs,
+	"takeFence":               takeFence,
+	"takeSlots":               takeSlots,
+}
+
 const GuardPlans = guardPlans
 
 // FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.

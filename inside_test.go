@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -255,6 +257,161 @@ func indexScansOnly(node any) error {
 		return errors.Join(all...)
 	}
 	return nil
+}
+
+// ⚠ A failover that loses a claim makes two leases of one job with the same count of claims, and only their holders differ. Each statement
+// on behalf of a lease compares both the claims and the holder, and one on behalf of a fence both the token and the holder.
+func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
+	t.Parallel()
+	type leases struct {
+		ids     []int64
+		claims  []int32
+		holders []int64
+	}
+	one := func(more ...any) func(leases) []any {
+		return func(l leases) []any { return append([]any{l.ids[0], l.claims[0], l.holders[0]}, more...) }
+	}
+	many := func(more ...func(n int) any) func(leases) []any {
+		return func(l leases) []any {
+			args := []any{l.ids, l.claims, l.holders}
+			for _, m := range more {
+				args = append(args, m(len(l.ids)))
+			}
+			return args
+		}
+	}
+	texts := func(n int) any { return make([]string, n) }
+	nulls := func(n int) any { return make([]*string, n) }
+	ints := func(n int) any { return make([]int32, n) }
+	bigints := func(n int) any { return make([]int64, n) }
+	bools := func(n int) any { return make([]bool, n) }
+	hours := func(n int) any { return slices.Repeat([]int64{time.Hour.Microseconds()}, n) }
+	no := func(int) any { return false }
+	fence := func(more ...any) func(leases) []any {
+		return func(l leases) []any {
+			return append([]any{l.ids[0], int16(3), "s", "claimed", int64(l.claims[0]), l.holders[0]}, more...)
+		}
+	}
+	await := func(more ...any) func(leases) []any {
+		return func(l leases) []any {
+			return append([]any{l.ids[0], "s", more[0], int64(0), l.claims[0], l.holders[0]}, more[1:]...)
+		}
+	}
+	second := time.Second.Microseconds()
+	args := map[string]func(leases) []any{
+		"completeOne":             one(int64(1<<20), ""),
+		"completeOneUnkeyed":      one(),
+		"inTx completeOne":        one(int64(1<<20), "", nil),
+		"inTx completeOneUnkeyed": one(nil),
+		"finishNext":              one("", false, second, int64(8), "default", []string{"k"}),
+		"lengthenLease":           one(time.Hour.Microseconds()),
+		"groupsOf":                one(),
+		"insertFence":             one(int16(3), "s", "new", int64(8), second, int64(1000), nil),
+		"takeFence":               one(int16(3), "s", "free", int64(8), second, int64(1000), nil, int64(1), false, "", false),
+		"completeJobs":            many(texts, no),
+		"finishJobs":              many(func(n int) any { return slices.Repeat([]int16{int16(onceq.StateDead)}, n) }, texts, texts, ints, bigints, no),
+		"retryJobs":               many(texts, ints, bools, hours, ints, no),
+		"giveBackJobs":            many(texts, ints, bools, hours, ints, no, nulls, nulls),
+		"extendLeases":            many(func(int) any { return time.Hour.Microseconds() }, bools, func(int) any { return nil }),
+		"takeSlots":               func(l leases) []any { return []any{"/1", l.ids, l.claims, l.holders} },
+		"lockJobs":                func(l leases) []any { return []any{"", l.ids, l.claims, l.holders} },
+		"lockJob":                 func(l leases) []any { return []any{"", l.ids[0], l.claims[0], l.holders[0]} },
+		"beginAwait":              await("new", second),
+		"endAwait":                await("open"),
+		"completeFence":           fence("", "", int64(0), int64(0)),
+		"releaseFence":            fence(),
+		"doubtFence":              fence("why"),
+		"extendFence":             fence(second, false),
+		"effectScope":             func(l leases) []any { return []any{"claimed", int64(l.claims[0]), l.holders[0]} },
+	}
+
+	// None is left out.
+	listed, err := os.ReadFile("docs/statements.sql")
+	require.NoError(t, err)
+	guards := regexp.MustCompile(`(claims|token) = \S+ and (\w\.)?holder = `)
+	functions := regexp.MustCompile(`onceq\.(begin_await|finish|finish_next|give_back|take_slots)\(`)
+	var names []string
+	for block := range strings.SplitSeq(string(listed), "\n\n-- ") {
+		head, text, _ := strings.Cut(block, "\n")
+		if _, name, _ := strings.Cut(head, ": "); !strings.HasPrefix(head, "citus") && (guards.MatchString(text) || functions.MatchString(text)) {
+			names = append(names, name)
+		}
+	}
+	require.ElementsMatch(t, names, slices.Collect(maps.Keys(args)))
+
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	defer db.Empty()
+	for _, s := range []string{
+		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, lane, lane_rule, claims, holder, leased_until)
+		 select g, now(), now(), 25, 0, 'default', 'k', 's', 'of ' || g, 'k/1' || E'\x1f/1', 7, 3, 7, now() + interval '1 minute' from generate_series(1, 2) g`,
+		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime) select 0, 's', 'of ' || g, 0, g, g, now(), 1000 from generate_series(1, 2) g`,
+		`insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime) values (3, 's', 'claimed', 1, 1, 3, 7, now() + interval '1 minute', now(), 0)`,
+		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, finished_at, lifetime) values (3, 's', 'free', 5, 1, 1, now(), now(), 0)`,
+		`insert into onceq.job_awaits (job_id, identity, created_at, until, claims, state, scope, key) values (1, 0, now(), now(), 0, 0, 's', 'open')`,
+		`insert into onceq.job_members (group_id, job_id, state, told) select 100, g, 0, true from generate_series(1, 2) g`,
+		`insert into onceq.lane_places (lane, id) select l, g from generate_series(1, 2) g, unnest('{k/1,/1}'::text[]) l`,
+		`insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ('/1', 10, 1, 1000000, 1, false)`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), s)
+		require.NoError(t, err, s)
+	}
+	// send returns the answer, and what there is then of the jobs from the id first on.
+	send := func(name string, args []any, first int64) (answer, rows string) {
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tx.Rollback(t.Context())) }()
+		answers, err := tx.Query(t.Context(), onceq.LeaseStatements[name], args...)
+		require.NoError(t, err, name)
+		for answers.Next() {
+			for i, column := range answers.FieldDescriptions() {
+				if column.Name != "waited" { // that is a time
+					answer += fmt.Sprintf("%q ", answers.RawValues()[i])
+				}
+			}
+		}
+		if err := answers.Err(); err != nil {
+			require.True(t, onceq.LeaseLost(err), "%s: %v", name, err)
+			return "lost", ""
+		}
+		require.NoError(t, tx.QueryRow(t.Context(), `
+			select concat((select jsonb_agg(j order by id) from onceq.jobs j where id >= $1), (select jsonb_agg(f order by key) from onceq.job_fences f where job_id >= $1),
+			              (select jsonb_agg(a order by key) from onceq.job_awaits a where job_id >= $1), (select jsonb_agg(w order by id) from onceq.job_waits w where id >= $1),
+			              (select jsonb_agg(h order by id) from onceq.job_history h where id >= $1), (select jsonb_agg(p order by lane, id) from onceq.lane_places p where id >= $1),
+			              (select jsonb_agg(m order by job_id) from onceq.job_members m where job_id >= $1))`, first).Scan(&rows))
+		return answer, rows
+	}
+	_, all := send("lockJob", []any{"", int64(1), int32(3), int64(7)}, 1)
+	_, last := send("lockJob", []any{"", int64(1), int32(3), int64(7)}, 2)
+	for name, args := range args {
+		right := leases{[]int64{1, 2}, []int32{3, 3}, []int64{7, 7}}
+		held, _ := send(name, args(right), 1)
+		right = leases{right.ids[:1], right.claims[:1], right.holders[:1]}
+		first, _ := send(name, args(right), 1)
+		for what, wrong := range map[string]leases{
+			"another holder": {claims: []int32{3}, holders: []int64{8}},
+			"earlier claims": {claims: []int32{2}, holders: []int64{7}},
+			"later claims":   {claims: []int32{4}, holders: []int64{7}},
+		} {
+			what = name + ", " + what
+			for n := 1; n <= 2; n++ { // of one job, and of two
+				answer, rows := send(name, args(leases{[]int64{1, 2}[:n], slices.Repeat(wrong.claims, n), slices.Repeat(wrong.holders, n)}), 1)
+				neither, _ := send(name, args(leases{[]int64{1, 2}[:n], slices.Repeat([]int32{4}, n), slices.Repeat([]int64{8}, n)}), 1)
+				require.Equal(t, neither, answer, what)
+				require.NotEqual(t, first, answer, what)
+				if answer != "lost" {
+					require.Equal(t, all, rows, what)
+				}
+			}
+			// Beside one that holds.
+			answer, rows := send(name, args(leases{[]int64{1, 2}, append([]int32{3}, wrong.claims...), append([]int64{7}, wrong.holders...)}), 2)
+			switch _, array := args(right)[0].([]int64); {
+			case !array: // it is for one
+			case answer != "lost":
+				require.Equal(t, last, rows, what)
+				require.NotEqual(t, held, answer, what)
+			}
+		}
+	}
 }
 
 // ⚠ What a claim has already passed costs it nothing, even while a snapshot keeps the dead rows from being removed. What is
