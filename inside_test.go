@@ -414,6 +414,68 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 	}
 }
 
+// Each statement that claims takes what is free and due, of its queue and its kinds, and no more than its limit. A worker that is woken
+// only when something is due hides a claim that takes what is not.
+func TestClaim_EachStatementTakesOnlyWhatIsFreeAndDue(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	defer db.Empty()
+	ctx := t.Context()
+	_, err := db.Pool.Exec(ctx, `
+		insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, claims, lost, leased_until)
+		select id, now() + due * interval '1 minute', now(), 25, priority, queue, kind, '1', 0, lost, now() + until * interval '1 minute'
+		  from (values (1, 1, -9, 'default', 'k', 0, null), (2, 0, -8, 'default', 'k', 0, null), (3, 0, -7, 'default', 'k', 0, null), (4, -1, -6, 'default', 'k', 0, null),
+		               (11, 0, 9, 'default', 'k', 0, null), (12, 0, -9, 'other', 'k', 0, null), (13, 0, -9, 'default', 'other', 0, null),
+		               (14, 0, -9, 'default', 'k', 0, 9), (15, 0, -9, 'default', 'k', 0, null),
+		               (21, 1, -1, 'default', 'k', 0, -9), (22, 1, -1, 'default', 'k', 1, null), (23, 1, 9, 'default', 'k', 1, null)) as j(id, priority, due, queue, kind, lost, until)`)
+	require.NoError(t, err)
+	holder, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, holder.Rollback(ctx)) }()
+	_, err = holder.Exec(ctx, `select from onceq.jobs where id = 15 for update`) // by somebody else
+	require.NoError(t, err)
+
+	const second, queue = int64(1e6), "default"
+	kinds, start := []string{"k"}, time.Unix(0, 0)
+	starts, zeros := []time.Time{start, start, start}, []int64{0, 0, 0}
+	priorities := []int16{-1, 0, 1}
+	run := func(name string, want []int64, args ...any) {
+		t.Helper()
+		tx, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tx.Rollback(ctx)) }()
+		_, err = tx.Exec(ctx, `set local lock_timeout to '5s'`)
+		require.NoError(t, err)
+		rows, err := tx.Query(ctx, onceq.HotStatements[name], args...)
+		require.NoError(t, err, name)
+		var got []int64
+		for rows.Next() {
+			values, err := rows.Values()
+			require.NoError(t, err, name)
+			got = append(got, values[0].(int64))
+		}
+		require.NoError(t, rows.Err(), name)
+		require.ElementsMatch(t, want, got, name)
+		var leased []int64
+		require.NoError(t, tx.QueryRow(ctx, `select coalesce(array_agg(id), '{}') from onceq.jobs where holder = 7`).Scan(&leased))
+		require.ElementsMatch(t, want, leased, name)
+	}
+	for limit, want := range map[int64][]int64{1: {4}, 3: {4, 2, 3}, 10: {4, 2, 3, 1}} {
+		run("claim", want, second, 7, queue, priorities, starts, zeros, kinds, limit, limit)
+		run("in turn", want, second, 7, queue, priorities, starts, zeros, kinds, limit, limit, 1, second)
+		run("claims", want, second, 7, []string{queue}, []int64{limit}, []int64{limit}, priorities[:1], starts[:1], zeros[:1],
+			priorities[1:2], starts[:1], zeros[:1], priorities[2:], starts[:1], zeros[:1], kinds)
+		run("claim any", want, second, 7, queue, priorities, starts, zeros, kinds, limit)
+	}
+	for _, id := range []int64{1, 11, 12, 13, 14, 15, 21, 22, 23} {
+		var want []int64
+		if id == 21 || id == 22 {
+			want = []int64{id}
+		}
+		run("claim one", want, second, 7, []int64{id}, queue, kinds)
+	}
+}
+
 // ⚠ What a claim has already passed costs it nothing, even while a snapshot keeps the dead rows from being removed. What is
 // due later costs it nothing either.
 func TestTrap_AClaimReadsWhatItTakesWhateverIsBesideIt(t *testing.T) {
