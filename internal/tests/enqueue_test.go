@@ -1232,6 +1232,35 @@ func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
+// Keys are taken in the order of their bytes whatever the database's collation is, by every statement for many jobs. A row of a
+// table in which nothing was deleted has its place by when it was written, so the places of the fences show the order.
+func TestTrap_KeysAreTakenInTheOrderOfTheirBytesWhateverTheCollation(t *testing.T) {
+	t.Parallel()
+	pool := upkeepDatabase(t, `encoding 'UTF8' lc_collate 'C' lc_ctype 'C' locale_provider icu icu_locale 'en'`)
+	require.True(t, enqGet[bool](t, pool, `select 'a' < 'B'`), "the database's collation orders by bytes, and the test shows nothing")
+	q, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+	for name, change := range map[string]func(i int, job *onceq.Job){
+		"of one kind":   func(int, *onceq.Job) {},
+		"of many kinds": func(i int, job *onceq.Job) { job.Kind += fmt.Sprint(i) },
+		"of a lane":     func(_ int, job *onceq.Job) { job.Lane = "f/n" },
+	} {
+		for _, again := range []bool{false, true} { // then the keys are free again, and are taken over
+			var jobs []onceq.Job
+			for i, key := range []string{"é", "b", "a", "_", "B", "m"} {
+				job := onceq.Job{Kind: "k", Scope: name, Key: key, Window: onceq.UntilFinished}
+				change(i, &job)
+				jobs = append(jobs, job)
+			}
+			_, err = q.EnqueueMany(t.Context(), pool, jobs)
+			require.NoError(t, err)
+			require.Equal(t, []string{"B", "_", "a", "b", "m", "é"},
+				enqGet[[]string](t, pool, `select array_agg(key order by ctid) from onceq.job_fences where scope = $1`, name), "%s, again %t", name, again)
+			enqExec(t, pool, `update onceq.job_fences set state = 3, finished_at = now() where scope = $1`, name)
+		}
+	}
+}
+
 // enqEveryForm goes through every form of enqueueing and every answer.
 func enqEveryForm(t *testing.T, db *queuetest.DB) { conformance.EveryForm(t, db, db.Pool) }
 

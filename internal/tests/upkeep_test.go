@@ -33,10 +33,19 @@ func TestCheck_SaysThatTheSequenceIsBehindTheIDsInUse(t *testing.T) {
 
 func TestCheck_RefusesADatabaseThatIsNotUTF8(t *testing.T) {
 	t.Parallel()
+	pool := upkeepDatabase(t, `encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'`)
+	q, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+	require.ErrorContains(t, q.Check(t.Context()), "needs UTF8")
+}
+
+// upkeepDatabase returns a pool on a database of its own, made with options and migrated.
+func upkeepDatabase(t *testing.T, options string) *pgxpool.Pool {
+	t.Helper()
 	db := queuetest.New(t, queuetest.NoMigrations())
 	var name string
-	require.NoError(t, db.Pool.QueryRow(t.Context(), `select current_database() || '_latin'`).Scan(&name))
-	_, err := db.Pool.Exec(t.Context(), `create database `+name+` encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0`)
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select current_database() || '_other'`).Scan(&name))
+	_, err := db.Pool.Exec(t.Context(), `create database `+name+` `+options+` template template0`)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_, err := db.Pool.Exec(context.Background(), `drop database `+name+` with (force)`)
@@ -47,11 +56,9 @@ func TestCheck_RefusesADatabaseThatIsNotUTF8(t *testing.T) {
 	u.Path = "/" + name
 	pool, err := pgxpool.New(t.Context(), u.String())
 	require.NoError(t, err)
-	defer pool.Close()
+	t.Cleanup(pool.Close)
 	require.NoError(t, pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return migrations.Up(t.Context(), c.Conn(), "onceq") }))
-	q, err := onceq.New(pool, nil)
-	require.NoError(t, err)
-	require.ErrorContains(t, q.Check(t.Context()), "needs UTF8")
+	return pool
 }
 
 // upkeepEvents collects the types of events.
