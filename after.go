@@ -72,13 +72,10 @@ func isFollowLine(lane string) string { return `pg_catalog.starts_with(` + lane 
 func followLine(id string) string { return sqlSep + ` || pg_catalog.lpad(` + id + `::text, 19, '0')` }
 
 const (
-	sqlDeadRun    = `1`
 	sqlDeadCancel = `2`
 	sqlDeadEnded  = `3` // only in job_history: DeadCancel, and it was this that ended the job
 
 	memberBit = 4 // of lane_rule: the job's end must be told
-	sqlMember = `4::smallint`
-	isMember  = `lane_rule & ` + sqlMember + ` = ` + sqlMember
 )
 
 // checkAfter refuses what After cannot be.
@@ -242,65 +239,8 @@ func linkTo(group int64, r Result, member bool) link {
 	return l
 }
 
-// canTell looks at the jobs u.job_id in given. Those that are not leased and whose rows nobody has locked are marked, so that
-// their ends are told. They are written even if they have the mark: above READ COMMITTED who ends them must notice.
-const canTell = `
-look as materialized (
-  select u.*, j.id as free_job, w.id as free_wait, h.id as free_past, coalesce(h.state, case when j.id is not null or w.id is not null then 0 end) as told_state,
-         exists (select from onceq.jobs where id = u.job_id offset 0) or exists (select from onceq.job_waits where id = u.job_id offset 0)
-           or exists (select from onceq.job_history where id = u.job_id and state <> ` + sqlJobCompleted + ` offset 0) as there,
-         k.result as kept
-    from given u
-    left join lateral (
-         select id from onceq.jobs where id = u.job_id and holder is null and leased_until is null for update skip locked) j on true
-    left join lateral (
-         select id from onceq.job_waits where id = u.job_id for update skip locked) w on true
-    left join lateral (
-         select id, state from onceq.job_history where id = u.job_id and state + 0 in (` + sqlJobDead + `, ` + sqlJobCancelled + `, ` + sqlJobHeld + `) for update skip locked) h on true
-    left join lateral (
-         select result from onceq.job_history where id = u.job_id and state + 0 = ` + sqlJobCompleted + ` offset 0) k on true
-),
-marked_job as (
-  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0::smallint) | ` + sqlMember + `
-    from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
-),
-marked_wait as (
-  update onceq.job_waits w set lane_rule = w.lane_rule | ` + sqlMember + `
-    from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
-),
-marked_past as (
-  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0::smallint) | ` + sqlMember + `
-    from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
-)`
-
-// insertMembers writes rows of job_members: of jobs that were enqueued in this transaction, with the mark, and of others. Of a
-// job of which there is no trace, its key may know how it ended; otherwise it has completed. Above READ COMMITTED it may only
-// be too new to be seen, and so the promoters look for it.
-const insertMembers = `
-with asked as materialized (
-  select distinct on (job_id, group_id) *
-    from unnest($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) as u(group_id, job_id, fresh, state, result)
-   order by job_id, group_id
-),
-given as materialized (
-  select * from asked where not fresh
-),` + canTell + `,
-seen as (
-  select group_id, job_id, told_state, there, kept, state, result,
-         not there and (state <> 0 or pg_catalog.current_setting('transaction_isolation') = 'read committed') as over
-    from look
-),
-member as (
-  insert into onceq.job_members (group_id, job_id, state, told, result)
-  select group_id, job_id, 0, true, null from asked where fresh
-  union all
-  select group_id, job_id, case when told_state is not null then told_state when over then coalesce(nullif(state, 0), ` + sqlJobCompleted + `) else 0 end,
-         told_state is not null or over, case when over then coalesce(kept, nullif(result, '')::jsonb) end
-    from seen
-  on conflict do nothing
-  returning 1
-)
-select count(*) from member`
+// insertMembers writes rows of job_members: of jobs that were enqueued in this transaction, with the mark, and of others.
+const insertMembers = `select from onceq.insert_members($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) m`
 
 // link writes rows of job_members.
 func (q *Queue) link(ctx context.Context, db DB, links []link) error {
@@ -312,49 +252,17 @@ func (q *Queue) link(ctx context.Context, db DB, links []link) error {
 	for i, l := range links {
 		groups[i], jobs[i], fresh[i], states[i], results[i] = l.group, l.job, l.fresh, int16(l.state), l.result
 	}
-	if err := q.queryRow(ctx, db, insertMembers, []any{groups, jobs, fresh, states, results}, nil); err != nil {
+	if err := q.send(ctx, db, asIs, insertMembers, []any{groups, jobs, fresh, states, results}, noRows); err != nil {
 		return fmt.Errorf("onceq: enqueue: what a job waits for: %w", q.told(err))
 	}
 	return nil
 }
 
-// sweepMembers looks for the ends of members that nobody tells: their jobs were claimed before somebody waited for them. Those
-// that nobody has any more are told from now on.
-var sweepMembers = `
-with given as materialized (
-  select group_id, job_id from onceq.job_members where not told order by job_id for update skip locked
-),` + canTell + `,
-found as (
-  update onceq.job_members m set state = coalesce(l.told_state, ` + sqlJobCompleted + `), told = true, result = l.kept
-    from look l
-   where m.group_id = any (array[l.group_id]) and m.job_id = l.job_id and not m.told and (l.told_state is not null or not l.there)
-  returning m.group_id, m.state
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane
-    from (select distinct ` + followLine("group_id") + ` as lane from found where state <> 0) l
-  returning 1
-)
-select count(*) from call`
+// sweepMembers looks for the ends of members that nobody tells.
+const sweepMembers = `select from onceq.sweep_members() m`
 
-// lockFollowers locks those of the given followers that still wait. It must be a statement of its own, as in follow.
-const lockFollowers = `
-select pg_catalog.array_agg(id) from (
-  select id from onceq.job_waits where id = any ($1::bigint[]) and if_dead = ` + sqlDeadCancel + ` order by id for update skip locked) w`
-
-// stillDead gives those of the followers whose members are all finished, one of them dead or cancelled.
-const stillDead = `
-select pg_catalog.array_agg(g.id) from pg_catalog.unnest($1::bigint[]) as g(id)
- where exists (select from onceq.job_members where group_id = g.id and state in (` + sqlJobDead + `, ` + sqlJobCancelled + `))
-   and not exists (select from onceq.job_members where group_id = g.id and state in (0, ` + sqlJobHeld + `))`
-
-// sayDead notes why followers were cancelled just now: for people, and for Group and Redrive.
-const sayDead = `
-update onceq.job_history
-   set errors = coalesce(errors, '[]') || pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
-       if_dead = ` + sqlDeadEnded + `
- where id = any ($1::bigint[]) and state = ` + sqlJobCancelled
+// cancelDead cancels followers that end with a dead member.
+const cancelDead = `select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel_followers($1::bigint[], $2::bigint) c`
 
 // callLater puts off the call that onceq.follow has just written for a follower.
 var callLater = `
@@ -368,10 +276,10 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	err := q.cancelDead(ctx, db, ids)
+	_, err := q.cancelBy(ctx, db, hot, cancelDead, ids, CancelledKeep.Milliseconds())
 	if badData(err) {
 		for _, id := range ids {
-			if err = q.cancelDead(ctx, db, []int64{id}); badData(err) {
+			if _, err = q.cancelBy(ctx, db, hot, cancelDead, []int64{id}, CancelledKeep.Milliseconds()); badData(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
 				err = q.send(ctx, db, hot, callLater, []any{id}, noRows)
 			}
@@ -384,22 +292,6 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.told(err))
 	}
 	return nil
-}
-
-// cancelDead cancels followers in one transaction. Since the promoter has found them somebody may have brought their members back: so
-// it looks again, with the followers' rows locked, which a Redrive needs too. One that somebody has locked is left to the next call.
-func (q *Queue) cancelDead(ctx context.Context, db DB, ids []int64) error {
-	return atomically(ctx, db, rare, func(db DB) error {
-		for _, statement := range []string{lockFollowers, stillDead} {
-			if err := q.queryRow(ctx, db, statement, []any{ids}, &ids); err != nil || len(ids) == 0 {
-				return err
-			}
-		}
-		if _, _, err := q.cancel(ctx, db, ids, true, false); err != nil {
-			return err
-		}
-		return q.send(ctx, db, asIs, sayDead, []any{ids}, noRows)
-	})
 }
 
 // isOpen says whether a member of a group is unfinished.

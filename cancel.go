@@ -19,26 +19,16 @@ const CancelledKeep = 24 * time.Hour
 const cancelJobs = `
 select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c`
 
-// cancelAsked says of a live job that somebody asked to cancel it, and that it has not been redriven since. A note that is
-// older than its job was for another job, which had the same id before the sequence was set back.
-func cancelAsked(job string) string {
-	return `exists (select from onceq.job_cancels x where x.job_id = ` + job + `.id and x.requested_at >= ` + job + `.created_at offset 0)`
-}
-
-// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are.
+// requestCancels leaves notes for the holders of those of the jobs that are live, and returns these. It looks once: what waits may be let in meanwhile.
 const requestCancels = `
-with live as materialized (
-  select id, created_at from onceq.jobs where id = any ($1::bigint[])
-  union all
-  select id, created_at from onceq.job_waits where id = any ($1::bigint[])
-  order by id
-),
-note as (
-  insert into onceq.job_cancels (job_id, requested_at)
-  select id, greatest(statement_timestamp(), created_at) from live
-  on conflict (job_id) do update set requested_at = excluded.requested_at
-)
-select count(*) from live`
+insert into onceq.job_cancels (job_id, requested_at)
+select id, greatest(statement_timestamp(), created_at)
+  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
+        union all
+        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l
+ order by id
+on conflict (job_id) do update set requested_at = excluded.requested_at
+returning job_id`
 
 const readState = `
 select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
@@ -86,7 +76,7 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running, keep bo
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
 	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
 	// former holder may have looked for a request just before.
-	if err := q.send(ctx, db, forCaller, requestCancels, []any{ids}, row(&asked)); err != nil {
+	if err := q.send(ctx, db, forCaller, requestCancels, []any{ids}, each(func(pgx.Rows) error { asked++; return nil })); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
 	gone, err = q.cancelFree(ctx, db, forCaller, ids, false, keep)
@@ -100,8 +90,13 @@ func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64, note
 	if noted || keep {
 		least = 1
 	}
+	return q.cancelBy(ctx, db, by, cancelJobs, ids, CancelledKeep.Milliseconds(), noted, least)
+}
+
+// cancelBy sends one of the statements that cancel jobs, and tells of those that it has cancelled.
+func (q *Queue) cancelBy(ctx context.Context, db DB, by way, statement string, args ...any) (gone []int64, err error) {
 	var queues, kinds, scopes, keys []string
-	err = q.send(ctx, db, by, cancelJobs, []any{ids, CancelledKeep.Milliseconds(), noted, least}, row(&gone, &queues, &kinds, &scopes, &keys))
+	err = q.send(ctx, db, by, statement, args, row(&gone, &queues, &kinds, &scopes, &keys))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: cancel: %w", err)
 	}
@@ -206,22 +201,8 @@ func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 	return state, nil
 }
 
-// hurryWaits makes jobs due that wait for their lane.
-var hurryWaits = `
-with free as materialized (
-  select id from onceq.job_waits
-   where id = any ($1::bigint[]) and run_at > statement_timestamp()
-   order by id
-     for update skip locked
-),
-hurried as (
-  update onceq.job_waits w set run_at = statement_timestamp() from free where w.id = any (array[free.id])
-  returning w.lane
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, statement_timestamp(), lane from hurried
-)
-select count(*) from hurried`
+// hurryJobs makes jobs due that wait for their time, and returns how many.
+const hurryJobs = `select n from onceq.hurry($1::bigint[]) n`
 
 // Retry makes a job run now that waits for its time: a delayed job, or one that failed and waits for its next attempt. It
 // returns the job's state after that, and changes nothing in any other state. A job whose row a transaction has locked is left as it
@@ -234,26 +215,8 @@ func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
 }
 
 func (q *Queue) hurry(ctx context.Context, db DB, ids []int64) (n int, err error) {
-	const hurry = `
-with free as materialized (
-  select id from onceq.jobs
-   where id = any ($1::bigint[]) and run_at > statement_timestamp()
-     and (leased_until is null or leased_until <= statement_timestamp())
-   order by id
-     for update skip locked
-),
-hurried as (
-  update onceq.jobs j set run_at = statement_timestamp() from free
-   where j.id = any (array[free.id]) and (` + hasSlot + `) is not true
-  returning 1
-)
-select count(*) from hurried`
-	for _, statement := range []string{hurryWaits, hurry} {
-		var some int
-		if err = q.send(ctx, db, forCaller, statement, []any{ids}, row(&some)); err != nil {
-			return n, fmt.Errorf("onceq: retry: %w", err)
-		}
-		n += some
+	if err = q.send(ctx, db, forCaller, hurryJobs, []any{ids}, row(&n)); err != nil {
+		return 0, fmt.Errorf("onceq: retry: %w", err)
 	}
 	return n, nil
 }

@@ -66,21 +66,16 @@ func apart(statement string) inParts {
 	switch statement {
 	case insertKeyed, insertGeneral, insertLaned:
 		return enqueueOneInParts
-	case insertPlainMany, insertKeyedMany, insertManyGeneral, insertManyTaking:
-		return enqueueManyInParts(statement == insertManyTaking)
+	case insertPlainMany, insertKeyedMany, insertManyGeneral, insertManyTaking, insertManyLaned, insertManyLanedTaking:
+		return enqueueManyInParts(statement == insertManyTaking || statement == insertManyLanedTaking)
 	case insertFence:
 		return insertFenceInParts
 	case takeFence:
 		return takeFenceInParts
-	case requestCancels:
-		return requestInParts
-	case redriveJobs:
-		return redriveInParts
+	case readRefs:
+		return refsInParts
 	}
-	if lined := linesApart(statement); lined != nil {
-		return lined
-	}
-	return groupsApart(statement)
+	return nil
 }
 
 // onOneNode is what Citus takes whole in place of a statement that it refuses for a function that is not immutable, with its
@@ -100,9 +95,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement, args = moveApart, args[:2]
 	case writeCounts:
 		statement = countsApart
-	case discardJobs:
-		statement = discardApart
-	case rescanTurn, writePresence, writePause, replaceJobs, replaceApart, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, takeApart, redriveTheirs:
+	case rescanTurn, writePresence, writePause, requestCancels, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, takeApart:
 	default:
 		return statement, args, nil
 	}
@@ -117,7 +110,9 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 // onNode makes a call of a function a query on a table, which goes to that table's node, in transactions too.
 // A call alone would run on the coordinator in a transaction, and each of its steps would be a hop.
 func onNode(statement string) string {
-	if slices.Contains([]string{finishJobs, giveBackJobs, cancelJobs, tellMembers, emitEvent, beginAwait, promoteLines, callFamilies, settleLimits, takeSlots, setLimit}, statement) {
+	switch statement {
+	case finishJobs, giveBackJobs, cancelJobs, cancelDead, hurryJobs, replaceJobs, redriveJobs, discardJobs, emitEvent, beginAwait,
+		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers:
 		return statement + ", onceq.meta"
 	}
 	return statement
@@ -125,11 +120,6 @@ func onNode(statement string) string {
 
 // moveApart is moveJobs without a notification.
 var moveApart = moveJobs[:strings.Index(moveJobs, ", (select onceq.wake(")] + ", null from moved"
-
-// discardApart is discardJobs without calls of lanes, which it returns, and without word to groups. There are none to hear it.
-var discardApart = discardJobs[:strings.Index(discardJobs, "call as (")] +
-	discardJobs[strings.Index(discardJobs, "stop as ("):strings.Index(discardJobs, ", (select onceq.tell(")] +
-	", array(select distinct " + laneIn("lane") + " from gone where " + laneIn("lane") + " <> '') from gone"
 
 // countsApart is writeCounts with the insert outside.
 var countsApart = `
@@ -532,112 +522,16 @@ func takeFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	return p.send(takeFenceDrawn, append(slices.Clone(args), ids[0]), read)
 }
 
-func requestInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	const note = `
-insert into onceq.job_cancels (job_id, requested_at)
-select id, greatest($2::timestamptz, created_at)
-  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
-        union all
-        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l -- in one look: it may be let in meanwhile
- order by id
-on conflict (job_id) do update set requested_at = excluded.requested_at
-returning job_id`
-	if _, err := p.draw(0); err != nil {
+// refsApart is readRefs with what the sequence says, which is on the coordinator.
+var refsApart = strings.Replace(readRefs, "coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)", "$3::bigint", 1)
+
+func refsInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	const sequence = `select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
+	var last int64
+	if err := p.send(sequence, nil, row(&last)); err != nil {
 		return err
 	}
-	noted, err := p.ids(note, args[0], p.now)
-	if err != nil {
-		return err
-	}
-	return p.send(`select $1::bigint`, []any{len(noted)}, read)
-}
-
-// redriveFences gives jobs their fences back: those that are still theirs, and after that those that are absent.
-var (
-	redriveTheirs = redriveJobs[:strings.Index(redriveJobs, "absent as (")] + `given as (select $3::bigint)
-select (select pg_catalog.array_agg(id) from asked), (select pg_catalog.array_agg(id) from h), (select pg_catalog.array_agg(job_id) from mine),
-       (select pg_catalog.array_agg(id) from h where key is null), (select pg_catalog.array_agg(id) from asked a where ` + usedUp + `)`
-
-	redriveAbsent = `
-select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc`
-
-	redriveBack = `
-insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                        payload, payload_bytes, metadata, errors, identity, lane_rule)
-select id, case when ` + beforeItsTime + ` then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-       payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
-  from onceq.job_history
- where id = any ($1::bigint[])
-returning case when run_at > $2::timestamptz then id else 0 end`
-
-	redriveGone = `
-with gone as (
-  delete from onceq.job_history where id = any ($1::bigint[])
-  returning id
-),
-request as (
-  delete from onceq.job_cancels x using gone g where x.job_id = g.id
-)
-select count(*) from gone`
-)
-
-func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	if _, err := p.draw(0); err != nil {
-		return err
-	}
-	var asked, free, back, unkeyed, usedUp []int64
-	if err := p.send(redriveTheirs, args[:3], row(&asked, &free, &back, &unkeyed, &usedUp)); err != nil {
-		return err
-	}
-	back = append(back, unkeyed...)
-	without := func(ids, these []int64) []int64 {
-		return slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(these, id) })
-	}
-	if rest := without(free, back); len(rest) > 0 {
-		var f fences
-		err := p.send(redriveAbsent, []any{rest}, each(func(rows pgx.Rows) error {
-			var id int64
-			var scope, key, kind string
-			var claims int32
-			err := rows.Scan(&id, &scope, &key, &kind, &claims)
-			mark := []byte{1, 0}
-			if kind != scope {
-				mark = append(mark, kind...)
-			}
-			f.add(id, scope, key, args[2].(int64), mark)
-			f.claims = append(f.claims, claims)
-			return err
-		}))
-		if err != nil {
-			return err
-		}
-		absent, err := p.ids(fencesApart, append([]any{p.now}, f.args()...)...)
-		if err != nil {
-			return err
-		}
-		back = append(back, absent...)
-	}
-	var early, led []int64
-	if len(back) > 0 {
-		free, late, groups, err := p.comeBack(back, args[3].([]int64))
-		if err != nil {
-			return err
-		}
-		if led = groups; len(free) > 0 {
-			if early, err = p.ids(redriveBack, free, p.now); err != nil {
-				return err
-			}
-		}
-		early = append(early, late...)
-		if err := p.tellBack(back); err != nil {
-			return err
-		}
-		if err := p.send(redriveGone, []any{back}, noRows); err != nil {
-			return err
-		}
-	}
-	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], $6::bigint[], $5::bigint[]`
-	return p.send(answer, []any{back, without(free, back), without(asked, append(free, usedUp...)), without(early, []int64{0}), usedUp, led}, read)
+	return p.send(refsApart, append(slices.Clone(args), last), read)
 }
 
 // What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a

@@ -113,35 +113,6 @@ func TestCitus_TheCallOfABatchIsNotBeforeTheJob(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
-// A job that dies while somebody discards it is discarded together with word to those who wait for it, or not at all.
-func TestCitus_DiscardOfAJobThatDiesMeanwhile(t *testing.T) {
-	t.Parallel()
-	db, q := inPartsDB(t)
-	ctx := t.Context()
-	m, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "m", Payload: 1})
-	require.NoError(t, err)
-	_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "f", Payload: 1, After: []onceq.JobRef{{ID: m.ID}}})
-	require.NoError(t, err)
-	l := claimOf(t, q, m.ID)
-	tx, err := db.Pool.Begin(ctx)
-	require.NoError(t, err)
-	_ = q.Discard(ctx, between{tx, before(func() { require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no")))) }, "delete from onceq.job_history")}, m.ID)
-	require.NoError(t, tx.Commit(ctx))
-	require.NoError(t, db.Check())
-	var untold bool // until a promoter looks at all members
-	const dead = `select exists (select from onceq.job_members m where state = 6 and not exists (select from onceq.job_history where id = m.job_id))`
-	require.NoError(t, db.Pool.QueryRow(ctx, dead).Scan(&untold))
-	require.False(t, untold)
-	if _, err = q.Get(ctx, db.Pool, m.ID); err == nil {
-		require.NoError(t, q.Discard(ctx, db.Pool, m.ID))
-	}
-	promoteOnce(t, db)
-	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
-	require.NoError(t, err)
-	require.Len(t, leases, 1)
-	require.Equal(t, "f", leases[0].Kind)
-}
-
 // A request to cancel a job is noted wherever a promoter that commits meanwhile puts it.
 func TestCitus_ARequestMeetsAPromoter(t *testing.T) {
 	t.Parallel()

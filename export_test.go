@@ -38,7 +38,6 @@ var HotStatements = map[string]string{
 	"give next back":  giveBackNext,
 	"give first back": giveBackFirst,
 	"reslot":          takeSlots,
-	"sweep":           sweepMembers,
 	"promote":         promoteLines,
 }
 
@@ -52,7 +51,6 @@ var UserStatements = map[string]string{
 	"enqueue":          insertKeyedInBatch,
 	"enqueue, general": insertGeneral,
 	"enqueue, laned":   insertLaned,
-	"members":          insertMembers,
 	"what waits":       readRefs,
 }
 

@@ -142,22 +142,33 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 func plansOfFunctions(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	for call, steps := range map[string]int{ // how many plans it has at least
-		`select onceq.finish('{-2,-1}', '{1,1}', '{7,7}', '{6,5}', '{"",""}', '{"no",""}', '{1,0}', '{-1,0}', true)`:                                               8,
-		`select from onceq.finish_next(-1, 1, 7, '', true, 1000, 8, 'default', '{k}')`:                                                                             8,
-		`select from onceq.give_back('{-3,-2}', '{1,1}', '{7,7}', '{"no",""}', '{1,0}', '{false,true}', '{0,1000000}', '{1,1}', true, '{null,"e"}', '{null,"e"}')`: 8,
-		`select from onceq.cancel('{-4,-11}', 1000, false, 0)`:                                                                                                     8,
-		`select onceq.promote('-infinity', 200, 5, 1000, 1000, 8, 'default', '{k}')`:                                                                               8,
-		`select onceq.take_slots('/1', '{-2,-1}', '{1,1}', '{7,7}')`:                                                                                               3,
-		`select onceq.emit('e', 'e', '1', 1000, 5, true)`:                                                                                                          4,
-		`select onceq.begin_await(-1, 'f', 'f', 0, 1, 7, 1000)`:                                                                                                    3,
+		`select onceq.finish('{-2,-1}', '{1,1}', '{7,7}', '{6,5}', '{"",""}', '{"no",""}', '{1,0}', '{-1,0}', true)`:                                                       8,
+		`select from onceq.finish_next(-1, 1, 7, '', true, 1000, 8, 'default', '{k}')`:                                                                                     8,
+		`select from onceq.give_back('{-3,-2}', '{1,1}', '{7,7}', '{"no",""}', '{1,0}', '{false,true}', '{0,1000000}', '{1,1}', true, '{null,"e"}', '{null,"e"}')`:         8,
+		`select from onceq.cancel('{-4,-11}', 1000, false, 0)`:                                                                                                             8,
+		`select onceq.promote('-infinity', 200, 5, 1000, 1000, 8, 'default', '{k}')`:                                                                                       8,
+		`select onceq.redrive('{-7,-6,-5}', '{6}', 1000, '{}')`:                                                                                                            10,
+		`select onceq.discard('{-7,-6,-5}', '{6}')`:                                                                                                                        5,
+		`select onceq.hurry('{-11,-4}')`:                                                                                                                                   3,
+		`select onceq.replace_jobs('{-19,-8}', '{s,s}', '{of 19,of 8}', '{1,1}', '{null,null}', '{"",""}', '{a,a}', '{3,3}', '{0,0}', '{0,0}', '{k/2,""}', '{null,null}')`: 6,
+		`select onceq.sweep_members()`:                                                                                                                                     6,
+		`select onceq.insert_members('{-100,-100,-100,-100}', '{-3,-4,-5,-12}', '{false,false,true,false}', '{0,0,0,0}', '{null,null,null,null}')`:                         5,
+		`select onceq.take_slots('/1', '{-2,-1}', '{1,1}', '{7,7}')`:                                                                                                       3,
+		`select onceq.emit('e', 'e', '1', 1000, 5, true)`:                                                                                                                  4,
+		`select onceq.begin_await(-1, 'f', 'f', 0, 1, 7, 1000)`:                                                                                                            3,
 	} {
 		plans := nestedPlans(t, db, call, nil,
 			`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, lane, lane_rule, claims, holder, leased_until)
 			 select -g, now(), now(), 25, 0, 'default', 'k', 's', 'of ' || g, 'k/1' || E'\x1f/1', 7, 1, 7, case when g < 4 then now() + interval '1 hour' end from generate_series(1, 4) g`,
 			`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime) select 0, 's', 'of ' || g, 0, -g, -g, now(), 1000 from generate_series(1, 4) g`,
-			`insert into onceq.job_members (group_id, job_id, state, told) select -100, -g, 0, true from generate_series(1, 4) g`,
+			`insert into onceq.job_members (group_id, job_id, state, told) select -100, -g, 0, g <> 4 from generate_series(1, 4) g`,
 			`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, lane, path, lane_rule)
 			 select -g, now() - interval '1 hour', now(), 25, -1, 'default', 'k', case when g < 15 then 'k/1' else '/1' end, case when g < 15 then 'k/1' end || E'\x1f/1', 0 from generate_series(11, 18) g`,
+			`insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, lane, lane_rule)
+			 select -g, now(), now(), now(), 1, 0, 1, 25, 0, 6, 'default', 'k', 's', 'past ' || g, case when g > 5 then 'k/1' end, 4 from generate_series(5, 7) g`,
+			`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key) values (-8, now(), now(), 25, 0, 'default', 'k', 's', 'of 8')`,
+			`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, lane, lane_rule) values (-19, now(), now(), 25, -1, 'default', 'k', 's', 'of 19', 'k/2', 0)`,
+			`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime) select 0, 's', 'of ' || g, 0, -g, -g, now(), 1000 from unnest('{8,19}'::int[]) g`,
 			`update onceq.lane_limits set rate = null where lane = '/1'`,
 			`insert into onceq.lane_calls (slot, due, lane) select get_byte(sha256(l::bytea), 0) & 15, now(), l from unnest('{k/1,/1}'::text[]) l`,
 			`insert into onceq.job_awaits (job_id, identity, created_at, until, claims, state, scope, key) values (-2, 0, now(), now() + interval '1 hour', 1, 0, 'e', 'e')`)
@@ -239,6 +250,9 @@ func indexScansOnly(node any) error {
 				break // as above; the third has only rows that are looked for
 			}
 			cond, _ := node["Index Cond"].(string)
+			if node["Index Name"] == "job_fences_pkey" && strings.Contains(cond, "(key >= ") && strings.Contains(cond, "(key < ") {
+				break // the effects of a job
+			}
 			if column == "" || !strings.Contains(cond, column) {
 				return fmt.Errorf("all of %v", node["Index Name"])
 			}

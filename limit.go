@@ -46,21 +46,10 @@ const (
 	hasSlot = `pg_catalog.right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'` // of a row of jobs; null without a lane
 )
 
-// laneIn and limitIn give the lane, or the line of the limit, in a path; "" for none.
-func laneIn(path string) string  { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 1)` }
-func limitIn(path string) string { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 2)` }
+// laneIn gives the lane in a path; "" for none.
+func laneIn(path string) string { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 1)` }
 
-// firstLine is the line in which a job with that path begins to wait.
-func firstLine(path string) string {
-	return `coalesce(nullif(` + laneIn(path) + `, ''), ` + limitIn(path) + `)`
-}
-
-// unslotted is a path as job_waits has it: null for a lane alone.
-func unslotted(path string) string {
-	return `nullif(pg_catalog.replace(` + path + `, ` + sqlSep + ` || '` + slotMark + `', ''), ` + laneIn(path) + `)`
-}
-
-// splitPath is the same for one that was read.
+// splitPath takes apart a path that was read.
 func splitPath(path string) (lane, limit string, slot bool) {
 	lane, rest, _ := strings.Cut(path, lineSep)
 	limit, mark, _ := strings.Cut(rest, lineSep)
@@ -226,11 +215,6 @@ func familyOf(line string) string {
 
 // isFamilyLine is a condition for such a name. A lane whose own name ends in a slash, as an address does, has two of them.
 func isFamilyLine(line string) string { return line + ` = ` + familyOf(line) }
-
-// isFamily is the same for a name that is known.
-func isFamily(line string) bool {
-	return len(line) > 1 && strings.IndexByte(line[1:], '/') == len(line)-2
-}
 
 // limitRow is for a lateral join: the row of lane_limits that holds for a line.
 func limitRow(line, columns string) string {

@@ -9,112 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// redriveJobs brings jobs back from the history. A job's key must still be the job's, or have no fence any more. If it has
-// no fence, it gets the default window, and from then on any payload counts as equal, because only the fence knew. If a
-// later job has taken the key, the job stays where it is, even if the later job is finished and the key free: running the
-// older job would repeat the work, under smaller tokens. The claim that the fence of a cancelled job may count for nobody
-// (fenceFree) ends here. The fences that are there are locked first; then absent ones are made; both by scope
-// and key. Where there is one, none is tried: that would wait for its holder, out of this order.
-//
-// A job with a held effect would be held again at once, and a dead one whose claims are used up would be dead again at once. Both
-// stay where they are.
-//
-// A job with a lane waits for it again, at the place that it had when it was enqueued. One that was cancelled before its time, and
-// that no claim had, is delayed until then; a slot of a rate is no such time.
-//
-// One that somebody cancelled while it waited for others waits for them again, by its rule: a promoter looks at them, as at first.
-// One that its own rule has cancelled, and one that had gone on, waits only if members are unfinished or come back in the same
-// statement, or have come back in one of the same RedriveMany ($4 are such groups): who redrives it beside a dead one, and nothing
-// else, wants it to run. While the former waits, its rule holds again. The rule of the latter is not known any more, and dead members
-// do not count for it.
-//
-// It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held effect, of those
-// that came back delayed, of the groups of which members came back, and of the jobs whose claims are used up.
-var redriveJobs = `
-with asked as materialized (
-  select * from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-h as materialized (
-  select * from asked a
-   where not ` + usedUp + ` and not exists (select from onceq.job_fences f where ` + effectsOf("a") + ` and ` + ofRound("a") + ` and f.state = ` + sqlHeld + `)
-),
-mine as (
-  update onceq.job_fences f
-     set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token >> ` + sqlTokenBits + ` << ` + sqlTokenBits + `, s.id << ` + sqlTokenBits + ` | s.claims::bigint), finished_at = null, result = null,
-         holder = null, leased_until = null, detail = null
-    from (select * from h where key is not null order by scope, key) s
-   where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = ` + sqlOfJob + `
-     and (f.job_id = s.id or f.token >> ` + sqlTokenBits + ` < s.id and f.job_id < s.id and ` + fenceFree + `)
-  returning f.job_id
-),
-absent as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select ` + sqlOfJob + `, scope, key, ` + sqlQueued + `, id, ` + tokenOfRow + `, statement_timestamp(), $3::bigint,
-         pg_catalog.decode('0100', 'hex') || case when kind <> scope then pg_catalog.convert_to(kind, 'UTF8') else '' end
-    from h where key is not null and id not in (select job_id from mine) and not exists (
-         select from onceq.job_fences f where f.key = any (array[h.key]) and f.scope = h.scope
-            and f.class + 0 = ` + sqlOfJob + ` offset 0)
-   order by scope, key, id desc
-  on conflict do nothing
-  returning job_id
-),
-coming as materialized (
-  select id from h where key is null or id in (select job_id from mine union all select job_id from absent)
-),
-led as materialized (
-  select m.group_id
-    from coming c cross join lateral (select group_id from onceq.job_members where job_id + 0 = c.id offset 0) m
-),
-back as (
-  delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, coalesce(d.if_dead < ` + sqlDeadEnded + `, false) or ` + isOpen("d.id") + ` or d.id in (select group_id from led) or coalesce(d.id = any ($4::bigint[]), false) as follows,
-            ` + beforeItsTime + ` and d.run_at > statement_timestamp() as early
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane_rule)
-  select id, case when early then run_at else statement_timestamp() end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
-    from back
-   where lane is null and not follows
-),
-wait as (
-  insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
-  select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, case when follows then ` + followLine("id") + ` else ` + firstLine("lane") + ` end, coalesce(lane_rule, 0),
-         case when follows then coalesce(pg_catalog.replace(lane, ` + sqlSep + ` || '` + slotMark + `', ''), '') else ` + unslotted("lane") + ` end,
-         case when follows then least(coalesce(if_dead, ` + sqlDeadRun + `), ` + sqlDeadCancel + `) end
-    from back
-   where lane is not null or follows
-  returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as due
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, due, lane from (select lane, due from wait
-          union
-          select ` + laneIn("lane") + `, statement_timestamp() from back where follows and ` + laneIn("lane") + ` <> '') l
-),
-stop as (
-  delete from onceq.lane_stops s using back b where s.lane = any (array[` + laneIn("b.lane") + `]) and s.id = b.id
-),
-request as (
-  delete from onceq.job_cancels x using back b where x.job_id = b.id
-)
-select (select pg_catalog.array_agg(id) from back),
-       (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(0::smallint), null) from back where ` + isMember + `),
-       (select pg_catalog.array_agg(id) from h where id not in (select id from back)),
-       (select pg_catalog.array_agg(id) from asked a where id not in (select id from h) and not ` + usedUp + `),
-       (select pg_catalog.array_agg(id) from back where early), (select pg_catalog.array_agg(distinct group_id) from led), (select pg_catalog.array_agg(id) from asked a where ` + usedUp + `)`
-
-// usedUp says of a row a of job_history that the job is dead and that its next claim would be its last: no token counts further.
-var usedUp = fmt.Sprintf(`(a.state = %s and a.claims >= %d)`, sqlJobDead, claimsLimit-1)
-
-// beforeItsTime says of a row of job_history that its run_at, if it is still ahead, is when the job was to start.
-const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + hasSlot + `) is not true`
+// redriveJobs brings jobs back from the history.
+const redriveJobs = `
+select r.back, r.taken, r.held, r.early, r.led, r.used_up from onceq.redrive($1::bigint[], $2::smallint[], $3::bigint, $4::bigint[]) r`
 
 // redrivable are the states from which a job can be redriven.
 var redrivable = []State{StateDead, StateCancelled, StateHeld}
@@ -136,7 +33,7 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 		}
 	}
 	for range settleTries { // an EnqueueMany makes absent fences first: two may meet in a deadlock
-		if err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&r.back, nil, &r.taken, &r.held, &r.early, &groups, &r.usedUp)); !IsRetryable(err) || !outside(db) {
+		if err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&r.back, &r.taken, &r.held, &r.early, &groups, &r.usedUp)); !IsRetryable(err) || !outside(db) {
 			break
 		}
 	}
@@ -295,44 +192,12 @@ func (q *Queue) WouldRedrive(ctx context.Context, db DB, filter Filter) (Choice,
 	return q.choose(ctx, db, filter, redrivable)
 }
 
-// discardJobs removes finished jobs from the history and returns how many. A fence that is still the job's becomes free and
-// stays, so that the key's next job gets a larger token; the fences of its effects are deleted. Those that wait for one whose end nobody
-// tells hear of it here: the next sweep finds no trace of it.
-var discardJobs = `
-with h as materialized (
-  select id from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-gone as (
-  delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule, d.state, d.result
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + laneIn("lane") + ` as lane from gone where lane is not null) l where lane <> ''
-),
-stop as (
-  delete from onceq.lane_stops s using gone g where s.lane = any (array[` + laneIn("g.lane") + `]) and s.id = g.id
-),
-fence as (
-  update onceq.job_fences f
-     set state = ` + sqlCancelled + `, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, ` + tokenOfGone + `),
-         fingerprint = null, result = null, detail = null
-    from (select * from gone order by scope, key) g
-   where ` + fenceOfGone + `
-),
-effect as (
-  delete from onceq.job_fences f using gone g
-   where ` + effectsOf("g") + ` and ` + ofJob("g") + `
-)
-select count(*), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(case state when ` + sqlJobCompleted + ` then state else ` + sqlJobCancelled + ` end::smallint), pg_catalog.array_agg(result::text)) from gone
-                   where ` + isMember + ` or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone`
+// discardJobs removes finished jobs from the history and returns how many.
+const discardJobs = `select n from onceq.discard($1::bigint[], $2::smallint[]) n`
 
 func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {
 	_, past := (&Filter{States: states}).states()
-	if err = q.send(ctx, db, forCaller, discardJobs, []any{ids, past}, row(&n, nil)); err != nil {
+	if err = q.send(ctx, db, forCaller, discardJobs, []any{ids, past}, row(&n)); err != nil {
 		return 0, fmt.Errorf("onceq: discard: %w", err)
 	}
 	return n, nil

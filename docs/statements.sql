@@ -5,62 +5,11 @@ update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
  where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0'), E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() + interval '1 second'
    and lane = E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0');
 
--- after.go: insertMembers
-with asked as materialized (
-  select distinct on (job_id, group_id) *
-    from unnest($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) as u(group_id, job_id, fresh, state, result)
-   order by job_id, group_id
-),
-given as materialized (
-  select * from asked where not fresh
-),
-look as materialized (
-  select u.*, j.id as free_job, w.id as free_wait, h.id as free_past, coalesce(h.state, case when j.id is not null or w.id is not null then 0 end) as told_state,
-         exists (select from onceq.jobs where id = u.job_id offset 0) or exists (select from onceq.job_waits where id = u.job_id offset 0)
-           or exists (select from onceq.job_history where id = u.job_id and state <> 5 offset 0) as there,
-         k.result as kept
-    from given u
-    left join lateral (
-         select id from onceq.jobs where id = u.job_id and holder is null and leased_until is null for update skip locked) j on true
-    left join lateral (
-         select id from onceq.job_waits where id = u.job_id for update skip locked) w on true
-    left join lateral (
-         select id, state from onceq.job_history where id = u.job_id and state + 0 in (6, 7, 8) for update skip locked) h on true
-    left join lateral (
-         select result from onceq.job_history where id = u.job_id and state + 0 = 5 offset 0) k on true
-),
-marked_job as (
-  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0::smallint) | 4::smallint
-    from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
-),
-marked_wait as (
-  update onceq.job_waits w set lane_rule = w.lane_rule | 4::smallint
-    from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
-),
-marked_past as (
-  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0::smallint) | 4::smallint
-    from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
-),
-seen as (
-  select group_id, job_id, told_state, there, kept, state, result,
-         not there and (state <> 0 or pg_catalog.current_setting('transaction_isolation') = 'read committed') as over
-    from look
-),
-member as (
-  insert into onceq.job_members (group_id, job_id, state, told, result)
-  select group_id, job_id, 0, true, null from asked where fresh
-  union all
-  select group_id, job_id, case when told_state is not null then told_state when over then coalesce(nullif(state, 0), 5) else 0 end,
-         told_state is not null or over, case when over then coalesce(kept, nullif(result, '')::jsonb) end
-    from seen
-  on conflict do nothing
-  returning 1
-)
-select count(*) from member;
+-- after.go: cancelDead
+select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel_followers($1::bigint[], $2::bigint) c;
 
--- after.go: lockFollowers
-select pg_catalog.array_agg(id) from (
-  select id from onceq.job_waits where id = any ($1::bigint[]) and if_dead = 2 order by id for update skip locked) w;
+-- after.go: insertMembers
+select from onceq.insert_members($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) m;
 
 -- after.go: readRefs
 select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
@@ -71,61 +20,8 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog
        select job_id, state, result from onceq.job_fences f
         where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f on true;
 
--- after.go: sayDead
-update onceq.job_history
-   set errors = coalesce(errors, '[]') || pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
-       if_dead = 3
- where id = any ($1::bigint[]) and state = 7;
-
--- after.go: stillDead
-select pg_catalog.array_agg(g.id) from pg_catalog.unnest($1::bigint[]) as g(id)
- where exists (select from onceq.job_members where group_id = g.id and state in (6, 7))
-   and not exists (select from onceq.job_members where group_id = g.id and state in (0, 8));
-
 -- after.go: sweepMembers
-with given as materialized (
-  select group_id, job_id from onceq.job_members where not told order by job_id for update skip locked
-),
-look as materialized (
-  select u.*, j.id as free_job, w.id as free_wait, h.id as free_past, coalesce(h.state, case when j.id is not null or w.id is not null then 0 end) as told_state,
-         exists (select from onceq.jobs where id = u.job_id offset 0) or exists (select from onceq.job_waits where id = u.job_id offset 0)
-           or exists (select from onceq.job_history where id = u.job_id and state <> 5 offset 0) as there,
-         k.result as kept
-    from given u
-    left join lateral (
-         select id from onceq.jobs where id = u.job_id and holder is null and leased_until is null for update skip locked) j on true
-    left join lateral (
-         select id from onceq.job_waits where id = u.job_id for update skip locked) w on true
-    left join lateral (
-         select id, state from onceq.job_history where id = u.job_id and state + 0 in (6, 7, 8) for update skip locked) h on true
-    left join lateral (
-         select result from onceq.job_history where id = u.job_id and state + 0 = 5 offset 0) k on true
-),
-marked_job as (
-  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0::smallint) | 4::smallint
-    from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
-),
-marked_wait as (
-  update onceq.job_waits w set lane_rule = w.lane_rule | 4::smallint
-    from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
-),
-marked_past as (
-  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0::smallint) | 4::smallint
-    from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
-),
-found as (
-  update onceq.job_members m set state = coalesce(l.told_state, 5), told = true, result = l.kept
-    from look l
-   where m.group_id = any (array[l.group_id]) and m.job_id = l.job_id and not m.told and (l.told_state is not null or not l.there)
-  returning m.group_id, m.state
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane
-    from (select distinct E'\x1f' || pg_catalog.lpad(group_id::text, 19, '0') as lane from found where state <> 0) l
-  returning 1
-)
-select count(*) from call;
+select from onceq.sweep_members() m;
 
 -- announce.go: wakeOther
 with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
@@ -181,36 +77,8 @@ select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::big
 -- cancel.go: cancelJobs
 select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c;
 
--- cancel.go: hurry.hurry
-with free as materialized (
-  select id from onceq.jobs
-   where id = any ($1::bigint[]) and run_at > statement_timestamp()
-     and (leased_until is null or leased_until <= statement_timestamp())
-   order by id
-     for update skip locked
-),
-hurried as (
-  update onceq.jobs j set run_at = statement_timestamp() from free
-   where j.id = any (array[free.id]) and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true
-  returning 1
-)
-select count(*) from hurried;
-
--- cancel.go: hurryWaits
-with free as materialized (
-  select id from onceq.job_waits
-   where id = any ($1::bigint[]) and run_at > statement_timestamp()
-   order by id
-     for update skip locked
-),
-hurried as (
-  update onceq.job_waits w set run_at = statement_timestamp() from free where w.id = any (array[free.id])
-  returning w.lane
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from hurried
-)
-select count(*) from hurried;
+-- cancel.go: hurryJobs
+select n from onceq.hurry($1::bigint[]) n;
 
 -- cancel.go: lockPast
 with h as materialized (
@@ -242,18 +110,14 @@ union all
 select state from onceq.job_history where id = $1::bigint;
 
 -- cancel.go: requestCancels
-with live as materialized (
-  select id, created_at from onceq.jobs where id = any ($1::bigint[])
-  union all
-  select id, created_at from onceq.job_waits where id = any ($1::bigint[])
-  order by id
-),
-note as (
-  insert into onceq.job_cancels (job_id, requested_at)
-  select id, greatest(statement_timestamp(), created_at) from live
-  on conflict (job_id) do update set requested_at = excluded.requested_at
-)
-select count(*) from live;
+insert into onceq.job_cancels (job_id, requested_at)
+select id, greatest(statement_timestamp(), created_at)
+  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
+        union all
+        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l
+ order by id
+on conflict (job_id) do update set requested_at = excluded.requested_at
+returning job_id;
 
 -- cancel.go: unheeded
 select pg_catalog.array_agg(job_id)
@@ -400,46 +264,11 @@ values (pg_catalog.nextval('onceq.ids'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
 returning id, run_at > created_at, 1;
 
--- citus.go: redriveAbsent
-select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc;
-
--- citus.go: redriveBack
-insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                        payload, payload_bytes, metadata, errors, identity, lane_rule)
-select id, case when state = 7 and claims = 0 and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-       payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
-  from onceq.job_history
- where id = any ($1::bigint[])
-returning case when run_at > $2::timestamptz then id else 0 end;
-
--- citus.go: redriveGone
-with gone as (
-  delete from onceq.job_history where id = any ($1::bigint[])
-  returning id
-),
-request as (
-  delete from onceq.job_cancels x using gone g where x.job_id = g.id
-)
-select count(*) from gone;
-
--- citus.go: redriveInParts.answer
-select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], $6::bigint[], $5::bigint[];
+-- citus.go: refsInParts.sequence
+select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
 
 -- citus.go: refuseCommit
 select onceq.lease_lost(0::bigint);
-
--- citus.go: requestInParts.note
-insert into onceq.job_cancels (job_id, requested_at)
-select id, greatest($2::timestamptz, created_at)
-  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
-        union all
-        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l -- in one look: it may be let in meanwhile
- order by id
-on conflict (job_id) do update set requested_at = excluded.requested_at
-returning job_id;
-
--- citus.go: requestInParts
-select $1::bigint;
 
 -- citus.go: retakeApart
 update onceq.job_fences f
@@ -482,74 +311,9 @@ select onceq.id_taken(h.id);
 -- citus.go: waitOfBatch
 update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
 
--- citus_groups.go: membersInParts
-select $1::bigint;
-
--- citus_groups.go: noteDead
-update onceq.job_history h
-   set errors = coalesce(h.errors, '[]') || ('[{"at": ' || u.at || ', "attempt": ' || h.attempts::text || ', "error": "a job that it waited for is dead or was cancelled (DeadCancel)"}]')::jsonb,
-       if_dead = 3
-  from unnest($1::bigint[], $2::text[]) as u(id, at)
- where h.id = any (array[u.id]) and h.state = 7;
-
--- citus_groups.go: putOffCall
-update onceq.lane_calls set due = $2::timestamptz
- where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= $3::timestamptz and lane = $1::text;
-
--- citus_groups.go: refsInParts.sequence
-select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
-
--- citus_groups.go: rowsApart
-insert into onceq.job_members (group_id, job_id, state, told, result)
-select group_id, job_id, state, told, nullif(result, '')::jsonb
-  from onceq.meta, unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bool[], $5::text[]) as u(group_id, job_id, state, told, result)
-    on conflict do nothing;
-
--- citus_groups.go: sayDeadInParts.read
-select id, finished_at from onceq.job_history where id = any ($1::bigint[]) and state = 7 order by id for update;
-
--- citus_groups.go: tellBack.members
-select id from onceq.job_history where id = any ($1::bigint[]) and lane_rule & 4::smallint = 4::smallint order by id;
-
--- citus_groups.go: toldOfApart
-select id, case when state = 5 then state else 7 end::smallint, coalesce(result::text, ''),
-       coalesce(lane_rule & 4::smallint = 4::smallint, false) or exists (select from onceq.job_members m where m.job_id = h.id and not m.told offset 0)
-  from onceq.job_history h
- where id = any ($1::bigint[]) and state = any ($2::smallint[])
- order by id
-   for update of h;
-
 -- citus_lanes.go: callsApart
 insert into onceq.lane_calls (slot, due, lane)
 select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
-
--- citus_lanes.go: discardInParts
-select $1::bigint, null;
-
--- citus_lanes.go: hurryWaitsInParts
-select $1::bigint;
-
--- citus_lanes.go: ledApart
-select distinct m.group_id from pg_catalog.unnest($1::bigint[]) as u(id) cross join lateral (select group_id from onceq.job_members where job_id + 0 = u.id offset 0) m;
-
--- citus_lanes.go: readBack
-select d.id, d.run_at, d.created_at, coalesce(d.lane, ''), d.if_dead,
-       coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or coalesce(d.id = any ($2::bigint[]), false),
-       state = 7 and claims = 0 and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp()
-  from onceq.job_history d where d.id = any ($1::bigint[]);
-
--- citus_lanes.go: replaceInParts.answer
-select * from unnest($1::bigint[], $2::bool[]);
-
--- citus_lanes.go: unstopApart
-delete from onceq.lane_stops s using unnest($1::text[], $2::bigint[]) as u(lane, id) where s.lane = any (array[u.lane]) and s.id = u.id;
-
--- citus_lanes.go: waitsBack
-insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                             payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
-select d.id, u.run_at, d.created_at, d.claims, d.max_attempts, d.priority, d.queue, d.kind, d.scope, d.key,
-       d.payload, d.payload_bytes, d.metadata, d.errors, d.identity, u.line, coalesce(d.lane_rule, 0), u.path, u.if_dead
-  from onceq.job_history d join unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::text[], $5::smallint[]) as u(id, run_at, line, path, if_dead) on u.id = d.id;
 
 -- claim.go: claimAny
 with place as materialized (
@@ -3305,36 +3069,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null
  where h.id = $1::bigint and f.job_id <> h.id;
 
 -- redrive.go: discardJobs
-with h as materialized (
-  select id from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-gone as (
-  delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule, d.state, d.result
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, statement_timestamp(), lane from (select distinct pg_catalog.split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
-),
-stop as (
-  delete from onceq.lane_stops s using gone g where s.lane = any (array[pg_catalog.split_part(g.lane, E'\x1f', 1)]) and s.id = g.id
-),
-fence as (
-  update onceq.job_fences f
-     set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims::bigint),
-         fingerprint = null, result = null, detail = null
-    from (select * from gone order by scope, key) g
-   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
-),
-effect as (
-  delete from onceq.job_fences f using gone g
-   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from g.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1e6)::bigint)), true)
-)
-select count(*), (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(case state when 5 then state else 7 end::smallint), pg_catalog.array_agg(result::text)) from gone
-                   where lane_rule & 4::smallint = 4::smallint or exists (select from onceq.job_members m where m.job_id = gone.id and not m.told offset 0)) from gone;
+select n from onceq.discard($1::bigint[], $2::smallint[]) n;
 
 -- redrive.go: readFollowers
 select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
@@ -3343,227 +3078,11 @@ select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.i
  order by u.n;
 
 -- redrive.go: redriveJobs
-with asked as materialized (
-  select * from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-h as materialized (
-  select * from asked a
-   where not (a.state = 6 and a.claims >= 1048574) and not exists (select from onceq.job_fences f where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1e6)::bigint)), true) and f.state = 6)
-),
-mine as (
-  update onceq.job_fences f
-     set state = 0, job_id = s.id, token = greatest(f.token >> 20 << 20, s.id << 20 | s.claims::bigint), finished_at = null, result = null,
-         holder = null, leased_until = null, detail = null
-    from (select * from h where key is not null order by scope, key) s
-   where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
-     and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20))
-  returning f.job_id
-),
-absent as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, scope, key, 0, id, id << 20 | claims::bigint, statement_timestamp(), $3::bigint,
-         pg_catalog.decode('0100', 'hex') || case when kind <> scope then pg_catalog.convert_to(kind, 'UTF8') else '' end
-    from h where key is not null and id not in (select job_id from mine) and not exists (
-         select from onceq.job_fences f where f.key = any (array[h.key]) and f.scope = h.scope
-            and f.class + 0 = 0 offset 0)
-   order by scope, key, id desc
-  on conflict do nothing
-  returning job_id
-),
-coming as materialized (
-  select id from h where key is null or id in (select job_id from mine union all select job_id from absent)
-),
-led as materialized (
-  select m.group_id
-    from coming c cross join lateral (select group_id from onceq.job_members where job_id + 0 = c.id offset 0) m
-),
-back as (
-  delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) or coalesce(d.id = any ($4::bigint[]), false) as follows,
-            state = 7 and claims = 0 and (pg_catalog.right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp() as early
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane_rule)
-  select id, case when early then run_at else statement_timestamp() end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
-    from back
-   where lane is null and not follows
-),
-wait as (
-  insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
-  select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, case when follows then E'\x1f' || pg_catalog.lpad(id::text, 19, '0') else coalesce(nullif(pg_catalog.split_part(lane, E'\x1f', 1), ''), pg_catalog.split_part(lane, E'\x1f', 2)) end, coalesce(lane_rule, 0),
-         case when follows then coalesce(pg_catalog.replace(lane, E'\x1f' || '@', ''), '') else nullif(pg_catalog.replace(lane, E'\x1f' || '@', ''), pg_catalog.split_part(lane, E'\x1f', 1)) end,
-         case when follows then least(coalesce(if_dead, 1), 2) end
-    from back
-   where lane is not null or follows
-  returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as due
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, due, lane from (select lane, due from wait
-          union
-          select pg_catalog.split_part(lane, E'\x1f', 1), statement_timestamp() from back where follows and pg_catalog.split_part(lane, E'\x1f', 1) <> '') l
-),
-stop as (
-  delete from onceq.lane_stops s using back b where s.lane = any (array[pg_catalog.split_part(b.lane, E'\x1f', 1)]) and s.id = b.id
-),
-request as (
-  delete from onceq.job_cancels x using back b where x.job_id = b.id
-)
-select (select pg_catalog.array_agg(id) from back),
-       (select onceq.tell(pg_catalog.array_agg(id), pg_catalog.array_agg(0::smallint), null) from back where lane_rule & 4::smallint = 4::smallint),
-       (select pg_catalog.array_agg(id) from h where id not in (select id from back)),
-       (select pg_catalog.array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
-       (select pg_catalog.array_agg(id) from back where early), (select pg_catalog.array_agg(distinct group_id) from led), (select pg_catalog.array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
+select r.back, r.taken, r.held, r.early, r.led, r.used_up from onceq.redrive($1::bigint[], $2::smallint[], $3::bigint, $4::bigint[]) r;
 
--- replace.go: replaceIn job_waits
-with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
-   order by id
-),
-free as materialized (
-  select a.*, j.line,
-         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
-    from asked a
-   cross join lateral (
-         select lane as line from onceq.job_waits
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (pg_catalog.string_to_array(a.path, E'\x1f'))
-            and (a.parts & 1::smallint > 0 or lane = coalesce(nullif(pg_catalog.split_part(a.path, E'\x1f', 1), ''), pg_catalog.split_part(a.path, E'\x1f', 2)))
-            and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
-            for update) j
-),
-mine as materialized (
-  select m.*
-    from (select * from free order by scope, key offset 0) m
-   cross join lateral (
-         select from onceq.job_fences f
-          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
-            for update) f
-),
-fence as (
-  update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1::smallint > 0) m
-   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-),
-changed as (
-  update onceq.job_waits j
-     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.run_at
-                              when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end,
-         due_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.due_at end
-    from mine m
-   where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2)) as timed, m.line
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(run_at, statement_timestamp()), line from changed where timed
-)
-select id, run_at > statement_timestamp() from changed;
-
--- replace.go: replaceIn jobs
-with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
-   order by id
-),
-free as materialized (
-  select a.*, j.line,
-         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
-    from asked a
-   cross join lateral (
-         select lane as line from onceq.jobs
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null
-            and case when a.path = '' then lane is null else lane = any (array[a.path, a.path || E'\x1f' || '@']) and a.parts & 1::smallint > 0 end
-            and not exists (select from onceq.job_cancels x where x.job_id = jobs.id and x.requested_at >= jobs.created_at offset 0)
-            for update) j
-),
-mine as materialized (
-  select m.*
-    from (select * from free order by scope, key offset 0) m
-   cross join lateral (
-         select from onceq.job_fences f
-          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
-            for update) f
-),
-fence as (
-  update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1::smallint > 0) m
-   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-),
-changed as (
-  update onceq.jobs j
-     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when not (m.parts & 2::smallint > 0 and m.path = '') then j.run_at
-                              when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end,
-         due_at        = case when not (m.parts & 2::smallint > 0 and m.path = '') then j.due_at end
-    from mine m
-   where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2::smallint > 0 and m.path = '' as timed, m.line
-)
-select id, run_at > statement_timestamp() from changed;
-
--- replace.go: replaceIn on Citus
-with asked as materialized (
-  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[])
-      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay, path, mark)
-   order by id
-),
-free as materialized (
-  select a.*, j.line,
-         greatest(statement_timestamp() + a.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(a.at, 0)::float8 * interval '1 microsecond') as due
-    from asked a
-   cross join lateral (
-         select lane as line from onceq.job_waits
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and coalesce(path, lane) = a.path and lane = any (pg_catalog.string_to_array(a.path, E'\x1f'))
-            and (a.parts & 1::smallint > 0 or lane = coalesce(nullif(pg_catalog.split_part(a.path, E'\x1f', 1), ''), pg_catalog.split_part(a.path, E'\x1f', 2)))
-            and not exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0)
-            for update) j
-),
-mine as materialized (
-  select m.*
-    from (select * from free order by scope, key offset 0) m
-   cross join lateral (
-         select from onceq.job_fences f
-          where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-            and (m.parts & 1::smallint > 0 or f.fingerprint is not distinct from m.mark)
-            for update) f
-),
-fence as (
-  update onceq.job_fences f set fingerprint = m.fingerprint
-    from (select * from mine where parts & 1::smallint > 0) m
-   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
-),
-changed as (
-  update onceq.job_waits j
-     set payload       = case when m.parts & 1::smallint > 0 then nullif(m.payload, '')::jsonb else j.payload end,
-         payload_bytes = case when m.parts & 1::smallint = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
-         metadata      = case when m.parts & 1::smallint > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
-         run_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.run_at
-                              when m.due > statement_timestamp() then m.due
-                              else least(j.run_at, m.due) end,
-         due_at        = case when not (m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2))) then j.due_at end
-    from mine m
-   where j.id = any (array[m.id])
-  returning j.id, j.run_at, m.parts & 2::smallint > 0 and m.line = coalesce(nullif(pg_catalog.split_part(m.path, E'\x1f', 1), ''), pg_catalog.split_part(m.path, E'\x1f', 2)) as timed, m.line
-)
-select id, run_at > statement_timestamp(), timed, run_at, line from changed;
+-- replace.go: replaceJobs
+select c.replaced, c.delayed
+  from onceq.replace_jobs($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[]) c;
 
 -- rescan.go: addQueues
 insert into onceq.queues (queue, rescanned_at)

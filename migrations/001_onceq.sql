@@ -636,7 +636,7 @@ begin
   if 0 = any (states) then
     perform w.id
        from (select distinct m.group_id from unnest(ids) as u(id) cross join lateral (
-                    select group_id from {{.schema}}.job_members where job_id + 0 = u.id) m
+                    select group_id from {{.schema}}.job_members where job_id + 0 = u.id and state >= 0 offset 0) m -- no other index has the state
               order by m.group_id) g
       cross join lateral (
             select id from {{.schema}}.job_waits where lane = chr(31) || lpad(g.group_id::text, 19, '0') for no key update) w;
@@ -1252,6 +1252,420 @@ begin
 end
 $cancel$;
 
+-- Cancels those of the followers whose members are all finished, one of them dead or cancelled, where the rule says so: as cancel, and notes why, for people, and for
+-- Group and redrive. A promoter has found them, and since then somebody may have brought their members back: so it looks again, with the followers' rows
+-- locked, which redrive needs too. One that somebody has locked is left to the next call.
+create function {{.schema}}.cancel_followers(ids bigint[], keep bigint,
+                                             out cancelled bigint[], out queues text[], out kinds text[], out scopes text[], out keys text[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $cancel_followers$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  locked bigint[];
+  gone   record;
+  notes  jsonb[];
+begin
+  select array_agg(w.id) into locked
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (select id from {{.schema}}.job_waits where id = u.id and if_dead = 2 for update skip locked) w;
+  select array_agg(g.id) into locked
+    from unnest(locked) as g(id)
+   where exists (select from {{.schema}}.job_members where group_id = g.id and state in (6, 7))
+     and not exists (select from {{.schema}}.job_members where group_id = g.id and state in (0, 8));
+  if locked is null then
+    return;
+  end if;
+  gone := {{.schema}}.cancel(locked, keep, false, 0);
+  cancelled := gone.cancelled; queues := gone.queues; kinds := gone.kinds; scopes := gone.scopes; keys := gone.keys;
+  notes := array(select jsonb_build_array(jsonb_build_object('at', now, 'attempt', h.attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)'::text))
+                   from unnest(cancelled) as u(id) cross join lateral (select attempts from {{.schema}}.job_history where id = u.id offset 0) h);
+  update {{.schema}}.job_history h set errors = coalesce(h.errors, '[]') || u.note, if_dead = 3
+    from unnest(cancelled, notes) as u(id, note) where h.id = any (array[u.id]) and h.state = 7;
+end
+$cancel_followers$;
+
+-- Makes the jobs run now that wait for their time, and returns how many. One whose row somebody has locked is left as it is, and so is one with a slot
+-- of a rate, which starts then. What waits for its lane may become live meanwhile, so job_waits comes first.
+create function {{.schema}}.hurry(ids bigint[]) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $hurry$
+#variable_conflict use_column
+declare
+  now   timestamptz := statement_timestamp();
+  lives bigint[];
+  waits bigint[];
+  lines text[];
+begin
+  select array_agg(w.id), array_agg(w.lane) into waits, lines
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (select id, lane from {{.schema}}.job_waits where id = u.id and run_at > now for update skip locked) w;
+  if waits is not null then
+    update {{.schema}}.job_waits set run_at = now where id = any (waits);
+    perform {{.schema}}.call(lines, now);
+  end if;
+  select array_agg(j.id) into lives
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (
+         select id from {{.schema}}.jobs
+          where id = u.id and run_at > now and (leased_until is null or leased_until <= now) and (right(lane, 2) = chr(31) || '@') is not true
+            for update skip locked) j;
+  update {{.schema}}.jobs set run_at = now where id = any (lives);
+  return coalesce(cardinality(waits), 0) + coalesce(cardinality(lives), 0);
+end
+$hurry$;
+
+-- Changes jobs that nobody has started, whose keys have been enqueued again (replace.go), and returns those that it has changed. parts has a bit for the payload,
+-- with what belongs to it, and one for the time. The payload in the fence (marks) must still be the one that was read, unless it is replaced.
+-- What waits for its lane may become live meanwhile, so job_waits comes first. What waits must have the same lane and limit (paths); one that has its
+-- place in the lane and waits for its limit keeps its time, and so does a live one that has such lines. Whose time is another one has to be
+-- looked at then, and perhaps now.
+create function {{.schema}}.replace_jobs(ids bigint[], scopes text[], keys text[], payloads text[], bytes bytea[], metas text[], fingerprints bytea[],
+                                         parts smallint[], ats bigint[], delays bigint[], paths text[], marks bytea[], out replaced bigint[], out delayed boolean[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $replace_jobs$
+#variable_conflict use_column
+declare
+  now   timestamptz := statement_timestamp();
+  ns    bigint[]; -- the places of the jobs in the arrays
+  waits bigint[];
+  lines text[];   -- where those wait
+  lives bigint[];
+  dues  timestamptz[]; -- null: the time stays
+  calls record;
+begin
+  select array_agg(u.n), array_agg(w.lane) into waits, lines
+    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.path <> '' order by u.id) u
+   cross join lateral (
+         select lane from {{.schema}}.job_waits w
+          where id = u.id and scope = u.scope and key = u.key and claims = 0 and coalesce(path, lane) = u.path and lane = any (string_to_array(u.path, chr(31)))
+            and (u.part & 1::smallint > 0 or lane = coalesce(nullif(split_part(u.path, chr(31), 1), ''), split_part(u.path, chr(31), 2)))
+            and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= w.created_at offset 0)
+            for update of w) w;
+  select array_agg(u.n) into lives
+    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.n <> all (coalesce(waits, '{}')) order by u.id) u
+   cross join lateral (
+         select from {{.schema}}.jobs j
+          where id = u.id and scope = u.scope and key = u.key and claims = 0 and leased_until is null
+            and case when u.path = '' then lane is null else lane = any (array[u.path, u.path || chr(31) || '@']) and u.part & 1::smallint > 0 end
+            and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= j.created_at offset 0)
+            for update of j) j;
+  select array_agg(u.n) into ns
+    from (select * from unnest(ids, scopes, keys, parts, marks) with ordinality as u(id, scope, key, part, mark, n) where u.n = any (waits || lives) order by scope, key) u
+   cross join lateral (
+         select from {{.schema}}.job_fences f
+          where f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id
+            and (u.part & 1::smallint > 0 or f.fingerprint is not distinct from u.mark)
+            for update) f;
+  if ns is null then
+    return;
+  end if;
+
+  update {{.schema}}.job_fences f set fingerprint = u.fingerprint
+    from unnest(ids, scopes, keys, parts, fingerprints) with ordinality as u(id, scope, key, part, fingerprint, n)
+   where u.n = any (ns) and u.part & 1::smallint > 0 and f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id;
+  dues := array(select case when u.part & 2::smallint > 0 and case when w.line is null then u.path = '' else w.line = coalesce(nullif(split_part(u.path, chr(31), 1), ''), split_part(u.path, chr(31), 2)) end
+                            then greatest(now + u.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(u.at, 0)::float8 * interval '1 microsecond') end
+                  from unnest(parts, ats, delays, paths) with ordinality as u(part, at, delay, path, n)
+                  left join unnest(waits, lines) as w(n, line) on w.n = u.n
+                 order by u.n);
+  update {{.schema}}.job_waits w
+     set payload       = case when u.part & 1::smallint > 0 then nullif(u.payload, '')::jsonb else w.payload end,
+         payload_bytes = case when u.part & 1::smallint = 0 then w.payload_bytes when u.payload = '' then u.bytes end,
+         metadata      = case when u.part & 1::smallint > 0 then nullif(u.metadata, '')::jsonb else w.metadata end,
+         run_at        = case when u.due > now then u.due else least(w.run_at, u.due) end,
+         due_at        = case when u.due is null then w.due_at end
+    from unnest(ids, payloads, bytes, metas, parts, dues) with ordinality as u(id, payload, bytes, metadata, part, due, n)
+   where u.n = any (ns) and u.n = any (waits) and w.id = any (array[u.id]);
+  update {{.schema}}.jobs j
+     set payload       = case when u.part & 1::smallint > 0 then nullif(u.payload, '')::jsonb else j.payload end,
+         payload_bytes = case when u.part & 1::smallint = 0 then j.payload_bytes when u.payload = '' then u.bytes end,
+         metadata      = case when u.part & 1::smallint > 0 then nullif(u.metadata, '')::jsonb else j.metadata end,
+         run_at        = case when u.due > now then u.due else least(j.run_at, u.due) end,
+         due_at        = case when u.due is null then j.due_at end
+    from unnest(ids, payloads, bytes, metas, parts, dues) with ordinality as u(id, payload, bytes, metadata, part, due, n)
+   where u.n = any (ns) and u.n = any (lives) and j.id = any (array[u.id]);
+  select array_agg(j.id), array_agg(j.run_at > now) into replaced, delayed
+    from unnest(ids) with ordinality as u(id, n)
+   cross join lateral (
+         select id, run_at from {{.schema}}.job_waits where id = u.id
+         union all
+         select id, run_at from {{.schema}}.jobs where id = u.id offset 0) j
+   where u.n = any (ns);
+  for calls in
+    select array_agg(w.lane) as lines, greatest(w.run_at, now) as due
+      from unnest(ids, dues) with ordinality as u(id, due, n)
+     cross join lateral (select lane, run_at from {{.schema}}.job_waits where id = u.id offset 0) w
+     where u.n = any (ns) and u.due is not null
+     group by 2
+  loop
+    perform {{.schema}}.call(calls.lines, calls.due);
+  end loop;
+end
+$replace_jobs$;
+
+-- Removes jobs in one of these states from the history, and returns how many. A fence that is still the job's becomes free and stays, so that the key's next
+-- job gets a larger token; the fences of its effects are deleted. Lanes that it stopped are called. Those that wait for it are told, also where nobody else tells its
+-- end: the next sweep finds no trace of it.
+create function {{.schema}}.discard(ids bigint[], states smallint[]) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $discard$
+#variable_conflict use_column
+declare
+  now     timestamptz := statement_timestamp();
+  gone    bigint[];
+  ends    smallint[];
+  results text[];
+  scopes  text[];
+  keys    text[];
+  tokens  bigint[];
+  queues  text[];
+  firsts  bytea[]; -- what names the effects of its first round
+  lasts   bytea[]; -- and of its last
+  lanes   text[];
+  rules   smallint[];
+begin
+  select array_agg(h.id), array_agg(case when h.state = 5 then h.state else 7::smallint end), array_agg(h.result::text),
+         array_agg(h.scope), array_agg(h.key), array_agg(h.id << 20 | h.claims::bigint), array_agg(h.queue),
+         array_agg(int8send((extract(epoch from h.created_at) * 1e6)::bigint)), array_agg(int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint))),
+         array_agg(split_part(h.lane, chr(31), 1)), array_agg(h.lane_rule)
+    into gone, ends, results, scopes, keys, tokens, queues, firsts, lasts, lanes, rules
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (select * from {{.schema}}.job_history where id = u.id and state = any (states) for update) h;
+  if gone is null then
+    return 0;
+  end if;
+  update {{.schema}}.job_fences f
+     set state = 5, lifetime = 0, finished_at = now, token = greatest(f.token, g.token), fingerprint = null, result = null, detail = null
+    from (select * from unnest(gone, scopes, keys, tokens) as g(id, scope, key, token) order by scope, key) g
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id;
+  select array_agg(f.key), array_agg(g.queue) into keys, queues
+    from unnest(gone, queues, firsts, lasts) as g(id, queue, first, last)
+   cross join lateral (
+         select key from {{.schema}}.job_fences
+          where class = 3 and scope = g.queue and key >= g.id::text collate "C" || '/' and key < g.id::text collate "C" || '0'
+            and coalesce(fingerprint between g.first and g.last, true) offset 0) f;
+  delete from {{.schema}}.job_fences f using unnest(keys, queues) as e(key, queue) where f.key = any (array[e.key]) and f.scope = e.queue and f.class + 0 = 3;
+  delete from {{.schema}}.job_history h where h.id = any (gone);
+  if array_remove(array_remove(lanes, null), '') <> '{}' then
+    delete from {{.schema}}.lane_stops s using unnest(gone, lanes) as g(id, lane) where s.lane = any (array[g.lane]) and s.id = g.id;
+    perform {{.schema}}.call(array_remove(array_remove(lanes, null), ''), now);
+  end if;
+  select array_agg(g.id), array_agg(g.state), array_agg(g.result) into ids, ends, results
+    from unnest(gone, ends, results, rules) as g(id, state, result, rule)
+   where g.rule & 4::smallint = 4 or exists (select from {{.schema}}.job_members m where m.job_id = g.id and not m.told offset 0);
+  perform {{.schema}}.tell(ids, ends, results);
+  return cardinality(gone);
+end
+$discard$;
+
+-- Brings jobs in one of these states back from the history; Queue.Redrive says what that means. A job's key must still be the job's, or have no fence any
+-- more. If it has no fence, it gets a lifetime, and from then on any payload counts as equal, because only the fence knew. If a later job has taken the
+-- key, the job stays where it is, even if the later job is finished and the key free: running the older job would repeat the work, under smaller tokens. The claim
+-- that the fence of a cancelled job may count for nobody (take_fence) ends here.
+--
+-- A job with a held effect would be held again at once, and a dead one whose claims are used up would be dead again at once. Both stay where they are.
+--
+-- A job with a lane waits for it again, at the place that it had when it was enqueued. One that was cancelled before its time, and that no claim had, is delayed until
+-- then; a slot of a rate is no such time.
+--
+-- One that somebody cancelled while it waited for others waits for them again, by its rule: a promoter looks at them, as at first. One that its own rule has cancelled,
+-- and one that had gone on, waits only if members are unfinished or come back in the same call, or have come back in one of the same RedriveMany (came are
+-- such groups): who redrives it beside a dead one, and nothing else, wants it to run. While the former waits, its rule holds again. The rule of the latter is not known
+-- any more, and dead members do not count for it.
+--
+-- It returns the jobs that came back, those whose key belongs to another job, those with a held effect, those that came back delayed, the groups of which
+-- members came back, and the jobs whose claims are used up. Locks: the jobs by id, then the fences that are there, then absent ones, which are made; both by scope and key.
+create function {{.schema}}.redrive(ids bigint[], states smallint[], lifetime bigint, came bigint[],
+                                    out back bigint[], out taken bigint[], out held bigint[], out early bigint[], out led bigint[], out used_up bigint[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $redrive$
+#variable_conflict use_column
+declare
+  now     timestamptz := statement_timestamp();
+  asked   bigint[];
+  keyed   bigint[];   -- those that need their keys
+  scopes  text[];
+  keys    text[];
+  tokens  bigint[];
+  marks   bytea[];    -- of fences that are made
+  lives   bigint[];   -- those that come back into jobs
+  waits   bigint[];   -- and into job_waits
+  lanes   text[];     -- of these, as in jobs.lane
+  follows boolean[];  -- that wait for others
+  own     text[];     -- the lanes of those that do
+  members bigint[];
+  calls   record;
+begin
+  select array_agg(a.id), array_agg(a.id) filter (where a.state = 6 and a.claims >= 1048574) into asked, used_up
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (select id, state, claims from {{.schema}}.job_history where id = u.id and state = any (states) for update) a;
+  if asked is null then
+    return;
+  end if;
+  select array_agg(u.id) into held
+    from unnest(asked) as u(id)
+   cross join lateral (select queue, identity, created_at from {{.schema}}.job_history where id = u.id offset 0) a
+   where u.id <> all (coalesce(used_up, '{}'))
+     and exists (select from {{.schema}}.job_fences f
+                  where f.class = 3 and f.scope = a.queue and f.key >= u.id::text collate "C" || '/' and f.key < u.id::text collate "C" || '0' and f.state = 6
+                    and coalesce(f.fingerprint = int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1e6)::bigint)), true) offset 0);
+
+  select array_agg(u.id) filter (where h.key is null), array_agg(u.id order by h.scope, h.key, u.id desc) filter (where h.key is not null),
+         array_agg(h.scope order by h.scope, h.key, u.id desc) filter (where h.key is not null), array_agg(h.key order by h.scope, h.key, u.id desc) filter (where h.key is not null),
+         array_agg(u.id << 20 | h.claims::bigint order by h.scope, h.key, u.id desc) filter (where h.key is not null),
+         array_agg(decode('0100', 'hex') || case when h.kind <> h.scope then convert_to(h.kind, 'UTF8') else '' end order by h.scope, h.key, u.id desc) filter (where h.key is not null)
+    into back, keyed, scopes, keys, tokens, marks
+    from unnest(asked) as u(id)
+   cross join lateral (select scope, key, kind, claims from {{.schema}}.job_history where id = u.id offset 0) h
+   where u.id <> all (coalesce(used_up || held, '{}'));
+  if keyed is not null then
+    update {{.schema}}.job_fences f
+       set state = 0, job_id = s.id, token = greatest(f.token >> 20 << 20, s.token), finished_at = null, result = null, holder = null, leased_until = null, detail = null
+      from unnest(keyed, scopes, keys, tokens) as s(id, scope, key, token)
+     where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
+       and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id
+        and (f.state in (3, 4, 5) and f.lifetime >= 0
+         and (f.lifetime = 0 and f.finished_at is not null or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= now)
+         or f.state = 5 and f.token = f.token >> 20 << 20));
+    -- Where there is one, none is tried: that would wait for its holder, out of this order.
+    insert into {{.schema}}.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+    select 0, s.scope, s.key, 0, s.id, s.token, now, redrive.lifetime, s.mark
+      from unnest(keyed, scopes, keys, tokens, marks) with ordinality as s(id, scope, key, token, mark, n)
+     where not exists (select from {{.schema}}.job_fences f where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0 offset 0)
+     order by s.n
+    on conflict do nothing;
+    select back || array_agg(s.id), array_agg(s.id) filter (where not s.ours) into back, taken
+      from (select s.id, exists (select from {{.schema}}.job_fences f where f.key = s.key and f.scope = s.scope and f.class + 0 = 0 and f.job_id = s.id and f.state = 0 offset 0) as ours
+              from unnest(keyed, scopes, keys) as s(id, scope, key)) s;
+    back := array(select id from unnest(back) as u(id) where id <> all (coalesce(taken, '{}')));
+  end if;
+  if back is null or back = '{}' then
+    back := null;
+    return;
+  end if;
+
+  select array_agg(distinct m.group_id) into led
+    from unnest(back) as u(id) cross join lateral (select group_id from {{.schema}}.job_members where job_id + 0 = u.id and state >= 0 offset 0) m; -- no other index has the state
+  select array_agg(d.id) filter (where d.early), array_agg(d.id) filter (where d.member),
+         array_agg(d.id) filter (where d.lane is null and not d.follows), array_agg(d.id) filter (where d.lane is not null or d.follows),
+         array_agg(d.lane) filter (where d.lane is not null or d.follows), array_agg(d.follows) filter (where d.lane is not null or d.follows)
+    into early, members, lives, waits, lanes, follows
+    from (select u.id, h.lane, h.lane_rule & 4::smallint = 4 as member, h.run_at > now and h.state = 7 and h.claims = 0 and (right(h.lane, 2) = chr(31) || '@') is not true as early,
+                 coalesce(h.if_dead < 3, false) or coalesce(u.id = any (led || came), false)
+                   or exists (select from (select from {{.schema}}.job_members where group_id = u.id and state = 0 order by job_id desc limit 1) m) as follows
+            from unnest(back) as u(id) cross join lateral (select * from {{.schema}}.job_history where id = u.id offset 0) h) d;
+  insert into {{.schema}}.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                                payload, payload_bytes, metadata, errors, identity, lane_rule)
+  select h.id, case when h.id = any (early) then h.run_at else now end, h.created_at, h.claims, h.max_attempts, h.priority, h.queue, h.kind, h.scope, h.key,
+         h.payload, h.payload_bytes, h.metadata, h.errors, h.identity, nullif(h.lane_rule, 0)
+    from unnest(lives) as u(id) cross join lateral (select * from {{.schema}}.job_history where id = u.id offset 0) h;
+  if waits is not null then
+    insert into {{.schema}}.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                                       payload, payload_bytes, metadata, errors, identity, lane_rule, lane, path, if_dead)
+    select h.id, case when h.id = any (early) then h.run_at else h.created_at end, h.created_at, h.claims, h.max_attempts, h.priority, h.queue, h.kind, h.scope, h.key,
+           h.payload, h.payload_bytes, h.metadata, h.errors, h.identity, coalesce(h.lane_rule, 0::smallint),
+           case when u.follows then chr(31) || lpad(h.id::text, 19, '0') else coalesce(nullif(split_part(h.lane, chr(31), 1), ''), split_part(h.lane, chr(31), 2)) end,
+           case when u.follows then coalesce(replace(h.lane, chr(31) || '@', ''), '') else nullif(replace(h.lane, chr(31) || '@', ''), split_part(h.lane, chr(31), 1)) end,
+           case when u.follows then least(coalesce(h.if_dead, 1::smallint), 2::smallint) end
+      from unnest(waits, follows) as u(id, follows) cross join lateral (select * from {{.schema}}.job_history where id = u.id offset 0) h;
+    delete from {{.schema}}.lane_stops s using unnest(waits, lanes) as u(id, lane) where s.lane = any (array[split_part(u.lane, chr(31), 1)]) and s.id = u.id;
+    for calls in
+      select array_agg(w.lane) as lines, case when u.follows then now else greatest(w.run_at, now) end as due
+        from unnest(waits, follows) as u(id, follows) cross join lateral (select lane, run_at from {{.schema}}.job_waits where id = u.id offset 0) w
+       group by 2
+    loop
+      perform {{.schema}}.call(calls.lines, calls.due);
+    end loop;
+    own := array(select split_part(u.lane, chr(31), 1) from unnest(lanes, follows) as u(lane, follows) where u.follows and split_part(u.lane, chr(31), 1) <> '');
+    perform {{.schema}}.call(own, now);
+  end if;
+  delete from {{.schema}}.job_history h where h.id = any (back);
+  delete from {{.schema}}.job_cancels x where x.job_id = any (back);
+  perform {{.schema}}.tell(members, array_fill(0::smallint, array[coalesce(cardinality(members), 0)]), null);
+end
+$redrive$;
+
+-- Looks at jobs that others wait for. Those that nobody has leased and whose rows nobody has locked are marked, so that their ends are told.
+-- They are written even if they have the mark: above READ COMMITTED who ends them must notice. Of each job it returns the state, 0 if it is not
+-- finished, and null if it could not be marked; whether there is no trace of it that may still be told of (gone); and the result, if one is kept.
+create function {{.schema}}.mark_members(ids bigint[], out states smallint[], out gone boolean[], out results jsonb[])
+language plpgsql set search_path = pg_catalog, pg_temp as $mark_members$
+#variable_conflict use_column
+declare
+  lives bigint[];
+  waits bigint[];
+  past  bigint[];
+begin
+  -- All in one look: a job may go from one table to another meanwhile.
+  select array_agg(coalesce(h.state, case when j.id is not null or w.id is not null then 0::smallint end) order by u.n),
+         array_agg(not exists (select from {{.schema}}.jobs where id = u.id offset 0) and not exists (select from {{.schema}}.job_waits where id = u.id offset 0)
+               and not exists (select from {{.schema}}.job_history where id = u.id and state <> 5 offset 0) order by u.n),
+         array_agg(k.result order by u.n), array_agg(j.id) filter (where j.id is not null), array_agg(w.id) filter (where w.id is not null),
+         array_agg(h.id) filter (where h.id is not null)
+    into states, gone, results, lives, waits, past
+    from unnest(ids) with ordinality as u(id, n)
+    left join lateral (
+         select id from {{.schema}}.jobs where id = u.id and holder is null and leased_until is null for update skip locked) j on true
+    left join lateral (
+         select id from {{.schema}}.job_waits where id = u.id for update skip locked) w on true
+    left join lateral (
+         select id, state from {{.schema}}.job_history where id = u.id and state + 0 in (6, 7, 8) for update skip locked) h on true
+    left join lateral (
+         select result from {{.schema}}.job_history where id = u.id and state + 0 = 5 offset 0) k on true;
+  update {{.schema}}.jobs        set lane_rule = coalesce(lane_rule, 0::smallint) | 4::smallint where id = any (lives);
+  update {{.schema}}.job_waits   set lane_rule = lane_rule | 4::smallint where id = any (waits);
+  update {{.schema}}.job_history set lane_rule = coalesce(lane_rule, 0::smallint) | 4::smallint where id = any (past);
+end
+$mark_members$;
+
+-- Writes rows of job_members: of jobs that were enqueued in this transaction, with the mark (fresh), and of others, which are marked. Of a
+-- job of which there is no trace, its key may know how it ended (state, result); otherwise it has completed. Above READ COMMITTED it may only
+-- be too new to be seen, and so the promoters look for it.
+create function {{.schema}}.insert_members(groups bigint[], jobs bigint[], fresh boolean[], states smallint[], results text[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $insert_members$
+#variable_conflict use_column
+declare
+  certain boolean := current_setting('transaction_isolation') = 'read committed';
+  look    record;
+begin
+  select array_agg(u.group_id), array_agg(u.job_id), array_agg(u.fresh), array_agg(u.state), array_agg(u.result) into groups, jobs, fresh, states, results
+    from (select distinct on (job_id, group_id) *
+            from unnest(groups, jobs, fresh, states, results) as u(group_id, job_id, fresh, state, result)
+           order by job_id, group_id) u;
+  look := {{.schema}}.mark_members(array(select case when not u.fresh then u.job_id end from unnest(jobs, fresh) as u(job_id, fresh)));
+  insert into {{.schema}}.job_members (group_id, job_id, state, told, result)
+  select u.group_id, u.job_id, case when u.fresh then 0::smallint when u.now is not null then u.now when o.over then coalesce(nullif(u.state, 0::smallint), 5::smallint) else 0::smallint end,
+         u.fresh or u.now is not null or o.over, case when o.over then coalesce(u.kept, nullif(u.result, '')::jsonb) end
+    from unnest(groups, jobs, fresh, states, results, look.states, look.gone, look.results) as u(group_id, job_id, fresh, state, result, now, gone, kept)
+   cross join lateral (select not u.fresh and u.gone and (u.state <> 0 or certain) as over) o
+  on conflict do nothing;
+end
+$insert_members$;
+
+-- Looks for the ends of members that nobody tells: their jobs were claimed before somebody waited for them. Those that nobody has any more are
+-- told from now on.
+create function {{.schema}}.sweep_members() returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $sweep_members$
+#variable_conflict use_column
+declare
+  groups bigint[];
+  jobs   bigint[];
+  lines  text[];
+  look   record;
+begin
+  select array_agg(m.group_id), array_agg(m.job_id) into groups, jobs
+    from (select group_id, job_id from {{.schema}}.job_members where not told order by job_id for update skip locked) m;
+  if jobs is null then
+    return;
+  end if;
+  look := {{.schema}}.mark_members(jobs);
+  with found as (
+    update {{.schema}}.job_members m set state = coalesce(u.state, 5::smallint), told = true, result = u.result
+      from unnest(groups, jobs, look.states, look.gone, look.results) as u(group_id, job_id, state, gone, result)
+     where m.group_id = any (array[u.group_id]) and m.job_id = u.job_id and not m.told and (u.state is not null or u.gone)
+    returning m.group_id, m.state
+  )
+  select array_agg(distinct chr(31) || lpad(group_id::text, 19, '0')) into lines from found where state <> 0;
+  perform {{.schema}}.call(lines, statement_timestamp());
+end
+$sweep_members$;
+
 -- Lets those of the given followers go on whose members are done: into jobs, or to their lane or limit. It is for promoters
 -- alone. It locks the followers in one step and looks in the next: a member that somebody brought back meanwhile is not
 -- done. A follower that somebody has locked is called again after pause microseconds. One that is to be cancelled, because a
@@ -1816,7 +2230,7 @@ begin
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
      where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
-                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit')
+                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -2071,6 +2485,14 @@ drop view {{.schema}}.v_members;
 drop view {{.schema}}.v_queues;
 drop view {{.schema}}.v_jobs;
 drop function {{.schema}}.follow(text[], bigint, bigint);
+drop function {{.schema}}.sweep_members();
+drop function {{.schema}}.redrive(bigint[], smallint[], bigint, bigint[]);
+drop function {{.schema}}.discard(bigint[], smallint[]);
+drop function {{.schema}}.replace_jobs(bigint[], text[], text[], text[], bytea[], text[], bytea[], smallint[], bigint[], bigint[], text[], bytea[]);
+drop function {{.schema}}.hurry(bigint[]);
+drop function {{.schema}}.cancel_followers(bigint[], bigint);
+drop function {{.schema}}.insert_members(bigint[], bigint[], boolean[], smallint[], text[]);
+drop function {{.schema}}.mark_members(bigint[]);
 drop function {{.schema}}.cancel(bigint[], bigint, boolean, integer);
 drop function {{.schema}}.keep_history(bigint[], smallint[], text[], integer[], bigint[], jsonb[], boolean);
 drop function {{.schema}}.give_back(bigint[], integer[], bigint[], text[], integer[], boolean[], bigint[], integer[], boolean, text[], text[]);

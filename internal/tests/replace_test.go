@@ -478,7 +478,7 @@ func TestReplace_TheTimeOfAnotherPayloadStays(t *testing.T) {
 		id := add(t, db, inLine(line, 1, time.Hour, 0))
 		tx, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
-		changes := &between{tx, "for update) j", func() {
+		changes := &between{tx, "onceq.replace_jobs(", func() {
 			r, err := q.Enqueue(ctx, db.Pool, inLine(line, 2, 0, both))
 			require.NoError(t, err)
 			require.True(t, r.Replaced)
@@ -529,7 +529,7 @@ func TestReplace_WhileTheJobIsClaimed(t *testing.T) {
 		_, err = claim.Exec(ctx, `update onceq.jobs set claims = 1, holder = 1, leased_until = now() + interval '1 hour' where id = $1`, id)
 		require.NoError(t, err)
 		answer := background(func() (onceq.Result, error) { return q.Enqueue(ctx, db.Pool, replacing(1, time.Hour, both)) })
-		until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%with asked as materialized%')`)
+		until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%.replace_jobs(%')`)
 		want := onceq.Result{ID: id, Duplicate: true, State: onceq.StateRunning}
 		if commits {
 			require.NoError(t, claim.Commit(ctx))
