@@ -116,6 +116,23 @@ func TestCancel_ARequestFromBeforeARedriveIsFoundNoMore(t *testing.T) {
 	wantState(t, onceq.StateDelayed)(stateOf(db.Queue.Get(t.Context(), db.Pool, id)))
 }
 
+// A request from before a redrive, which is older than the job, does not keep the job from being replaced. A later one does.
+func TestCancel_ARequestFromBeforeARedriveLetsReplace(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for _, lane := range []string{"", "f/n"} {
+		job := onceq.Job{Kind: "mail", Key: "of " + lane, Lane: lane, Delay: time.Hour, Payload: 1, Replace: onceq.ReplacePayload}
+		id := repairEnqueue(t, db, job)
+		repairExec(t, db, `insert into onceq.job_cancels values ($1, now() - interval '1 hour')`, id)
+		job.Payload = 2
+		require.True(t, must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, job)).Replaced)
+		repairExec(t, db, `update onceq.job_cancels set requested_at = now() where job_id = $1`, id)
+		job.Payload = 3
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+		require.ErrorIs(t, err, onceq.ErrMismatch)
+	}
+}
+
 // The request is found with the commit of a handler's transaction, however short the run was.
 func TestCancel_OfAJobThatReschedulesInItsTransaction(t *testing.T) {
 	t.Parallel()

@@ -172,6 +172,53 @@ func TestFence_ALateCompleteIsFoundByWhoAsked(t *testing.T) {
 	}
 }
 
+// ⚠ What is decided about a fence in doubt holds only as long as nobody has taken it over since it was read. Otherwise a provider
+// would be asked while the other's call is under way, and its "no" would prove nothing.
+func TestTrap_WhatIsDecidedOfAFenceHoldsForTheTokenThatWasRead(t *testing.T) {
+	t.Parallel()
+	again := func(err error) func(context.Context, *onceq.FenceLease) (string, error) {
+		return func(context.Context, *onceq.FenceLease) (string, error) { return "", err }
+	}
+	asked := 0
+	for before, c := range map[string]struct {
+		policy onceq.Policy
+		want   error
+	}{
+		"set state = 1, job_id": {onceq.Ask(func(context.Context, string) (any, bool, error) { asked++; return nil, false, nil }), onceq.ErrInFlight},
+		"set state = 6, detail": {onceq.Hold(), onceq.ErrHeld},
+	} {
+		other := func() {}
+		db := queuetest.New(t, queuetest.PoolConfig(func(cfg *pgxpool.Config) {
+			cfg.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+				if strings.Contains(sql, before) {
+					run := other
+					other = func() {}
+					run()
+				}
+			}}
+		}))
+		spec := onceq.FenceSpec{Key: "k", Policy: onceq.RunAgain(onceq.Forever)}
+		fenceClaim(t, fenceOf(t, db, spec), nil)
+		fenceLapse(t, db)
+		took := false
+		other = func() {
+			took = true
+			_, err := onceq.Do(t.Context(), db.Queue, spec, again(errors.New("a time-out of the other's call")))
+			fenceWant(t, "the other's call", err, onceq.ErrUncertain)
+		}
+		late := spec
+		late.Policy = c.policy
+		_, err := onceq.Do(t.Context(), db.Queue, late, again(errors.New("done again")))
+		fenceWant(t, before, err, c.want)
+		if !took || !strings.Contains(err.Error(), "a time-out of the other's call") {
+			t.Errorf("%s: the other took it %t, and then: %v", before, took, err)
+		}
+	}
+	if asked > 0 {
+		t.Error("the provider was asked while the other's call may have been under way")
+	}
+}
+
 func TestFence_TakenTable(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck()) // the test makes rows that never come about otherwise

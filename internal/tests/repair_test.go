@@ -225,6 +225,25 @@ func TestTrapCancelMeetsAClaim(t *testing.T) {
 	}
 }
 
+// The holder looks for a request and gives the job back just before the request is written.
+func TestTrapCancelMeetsARelease(t *testing.T) {
+	t.Parallel()
+	var l *onceq.Lease
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if held := l; held != nil && strings.Contains(sql, "job_cancels (job_id") {
+				l = nil
+				require.NoError(t, held.Release(t.Context()))
+			}
+		}}
+	}))
+	id := repairEnqueue(t, db, onceq.Job{})
+	l = repairClaim(t, db)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
+	require.Nil(t, l)
+	wantState(t, onceq.StateCancelled)(stateOf(db.Queue.Get(t.Context(), db.Pool, id)))
+}
+
 func TestTrapCancelMeetsACompletion(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -896,7 +896,7 @@ func noneStarves(t *testing.T, one onceq.Priority, always []onceq.Priority) {
 
 func TestCancel_EndsARunningJob(t *testing.T) {
 	t.Parallel()
-	for _, form := range []string{"lease", "tx"} {
+	for form, keep := range map[string]time.Duration{"lease": 0, "lease, kept for longer": 2 * onceq.CancelledKeep, "tx": time.Hour} {
 		t.Run(form, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
@@ -908,7 +908,7 @@ func TestCancel_EndsARunningJob(t *testing.T) {
 				causes <- context.Cause(ctx)
 				return ctx.Err()
 			}
-			kind := onceq.Kind[int]{Name: "k", Keep: time.Hour}
+			kind := onceq.Kind[int]{Name: "k", Keep: keep}
 			h := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return fn(ctx, l) })
 			if form == "tx" {
 				h = kind.HandleTx(func(ctx context.Context, _ pgx.Tx, l *onceq.Lease, _ int) error { return fn(ctx, l) })
@@ -925,6 +925,7 @@ func TestCancel_EndsARunningJob(t *testing.T) {
 			info, err := db.Queue.Get(t.Context(), db.Pool, id)
 			require.NoError(t, err)
 			require.Equal(t, onceq.StateCancelled, info.State)
+			require.Equal(t, max(keep, onceq.CancelledKeep), info.KeepUntil.Sub(info.FinishedAt))
 		})
 	}
 }
