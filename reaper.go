@@ -289,7 +289,7 @@ with d as materialized (
 ),
 gone as (
   delete from onceq.job_fences f
-   where f.ctid = any (array (select ctid from d)) and ` + fencePast + `
+   where f.ctid = any (array (select ctid from d))
   returning f.class, f.state
 )
 select count(*) filter (where class <> ` + sqlOfEffect + ` and ` + fenceOver + `), count(*) filter (where class = ` + sqlOfEffect + `),

@@ -486,6 +486,48 @@ func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
 	require.Equal(t, []int64{3, 4}, lost)
 }
 
+// A claim that was under way when Run ended may still bring jobs. They are given back, and no handler runs.
+func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	tasks := &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}
+	h := &Handler{maxLost: DefaultMaxLost, lease: func(context.Context, *Lease) error { t.Error("a handler runs"); return nil }}
+	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: tasks, handlers: map[string]*Handler{"k": h},
+		outbox: newOutbox(q, 1, nil, time.Minute, t.Context(), tasks, nil)}
+	x.stopping.Store(true)
+	x.accept(&slots{count: 1, width: 1, signal: func() {}}, []*Lease{{q: q, ID: 1, Kind: "k"}}, time.Now())
+	x.handling.Wait()
+	x.outbox.close()
+	given := x.outbox.take()
+	require.Len(t, given, 1)
+	require.Equal(t, StateWaiting, given[0].state)
+	require.False(t, given[0].spend)
+}
+
+// Of two claimers that both see that a job in quarantine may start, one takes the turn.
+func TestQuarantine_TheTurnIsTakenOnce(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	turn := q.quarantine
+	require.True(t, turn.take(true))
+	require.False(t, turn.take(true), "nothing has ended well")
+	turn.start(q, 1, time.Hour, false)
+	require.False(t, turn.take(true))
+	turn.endedWell()
+	require.False(t, turn.take(false), "it has to start alone")
+	require.True(t, turn.take(true))
+	require.False(t, turn.take(true), "one has ended well, not two")
+	turn.passed()
+	turn.narrow()
+	require.False(t, turn.take(true), "a lease was lost since")
+	turn.leave(q, 1)
+	turn.endedWell()
+	require.True(t, turn.take(false))
+	require.False(t, turn.take(true), "the other has to start alone")
+	turn.passed()
+	require.True(t, turn.take(true))
+}
+
 // A notification names a queue, after lookMore or not, and a queue may have a name that begins like that. One look takes it.
 func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 	t.Parallel()

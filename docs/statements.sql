@@ -2917,10 +2917,7 @@ with d as materialized (
 ),
 gone as (
   delete from onceq.job_fences f
-   where f.ctid = any (array (select ctid from d)) and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
-     and f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
-      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond' <= statement_timestamp())
+   where f.ctid = any (array (select ctid from d))
   returning f.class, f.state
 )
 select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) filter (where class = 3),
