@@ -64,10 +64,10 @@ type inParts func(p *parts, args []any, read func(pgx.Rows) error) error
 // apart returns how a statement is sent in parts, or nil for one that Citus takes whole.
 func apart(statement string) inParts {
 	switch statement {
-	case insertKeyed, insertGeneral, insertLaned:
+	case insertKeyed, enqueueOne:
 		return enqueueOneInParts
-	case insertPlainMany, insertKeyedMany, insertManyGeneral, insertManyTaking, insertManyLaned, insertManyLanedTaking:
-		return enqueueManyInParts(statement == insertManyTaking || statement == insertManyLanedTaking)
+	case insertPlainMany, insertKeyedMany, enqueueJobs:
+		return enqueueManyInParts
 	case insertFence:
 		return insertFenceInParts
 	case takeFence:
@@ -95,7 +95,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement, args = moveApart, args[:2]
 	case writeCounts:
 		statement = countsApart
-	case rescanTurn, writePresence, writePause, requestCancels, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, takeApart:
+	case rescanTurn, writePresence, writePause, requestCancels, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn:
 	default:
 		return statement, args, nil
 	}
@@ -112,7 +112,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 func onNode(statement string) string {
 	switch statement {
 	case finishJobs, giveBackJobs, cancelJobs, cancelDead, hurryJobs, replaceJobs, redriveJobs, discardJobs, emitEvent, beginAwait,
-		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers:
+		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines:
 		return statement + ", onceq.meta"
 	}
 	return statement
@@ -222,241 +222,56 @@ func (p *parts) draw(n int) (ids []int64, err error) {
 	return ids, p.send(draw, []any{n}, row(&p.now, &ids))
 }
 
-// ids sends a statement that returns one column of ids.
-func (p *parts) ids(statement string, args ...any) (ids []int64, err error) {
-	return ids, p.send(statement, args, each(func(rows pgx.Rows) error {
-		var id int64
-		err := rows.Scan(&id)
-		ids = append(ids, id)
+// enqueueDrawn is enqueueJobs for jobs that have ids: the sequence is on the coordinator.
+var enqueueDrawn = enqueueJobsFrom("null")
+
+// enqueueManyInParts draws ids for jobs, and sends them. Nobody is woken: a notification would come from the node.
+func enqueueManyInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	ids, err := p.draw(len(args[1].([]string)))
+	if err != nil {
 		return err
-	}))
-}
-
-// fencesApart takes keys that have no fence, in the order of their bytes, and returns the ids of the jobs that have got theirs.
-const fencesApart = `
-insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-select ` + sqlOfJob + `::smallint, u.scope, u.key, ` + sqlQueued + `::smallint, u.id, u.id << ` + sqlTokenBits + ` | coalesce(u.claims, 0)::bigint, $1::timestamptz, u.lifetime, u.fingerprint
-  from onceq.meta, unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::int[]) as u(id, scope, key, lifetime, fingerprint, claims)
- order by u.scope collate "C", u.key collate "C"
-on conflict do nothing
-returning job_id`
-
-// fences are the keys that fencesApart and takeApart take.
-type fences struct {
-	ids, lifetimes []int64
-	scopes, keys   []string
-	marks          [][]byte
-	claims         []int32 // nil for new jobs
-}
-
-func (f *fences) add(id int64, scope, key string, lifetime int64, mark []byte) {
-	f.ids, f.lifetimes = append(f.ids, id), append(f.lifetimes, lifetime)
-	f.scopes, f.keys, f.marks = append(f.scopes, scope), append(f.keys, key), append(f.marks, mark)
-}
-
-func (f *fences) args() []any { return []any{f.ids, f.scopes, f.keys, f.lifetimes, f.marks, f.claims} }
-
-// takeApart takes fences that are no longer in force.
-const takeApart = `
-with free as materialized (
-  select u.id, u.lifetime, u.fingerprint, f.place
-    from (select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bytea[]) as u(id, scope, key, lifetime, fingerprint)
-           order by u.scope collate "C", u.key collate "C") u
-   cross join lateral (
-         select f.ctid as place
-           from onceq.job_fences f
-          where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key
-            and ` + fenceFree + `
-            and f.token >> ` + sqlTokenBits + ` < u.id and f.job_id < u.id
-            for update) f
-)
-update onceq.job_fences f
-   set job_id = n.id, token = n.id << ` + sqlTokenBits + `, state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
-       lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null, leased_until = null
-  from free n
- where f.ctid = n.place
-returning f.job_id`
-
-// jobsApart inserts jobs, and waitsApart those that wait for a lane, a limit or others.
-var (
-	jobsApart  = insertApart("jobs", "lane_rule", "nullif(h.lane_rule, 0)")
-	waitsApart = insertApart("job_waits", "lane_rule, lane, path, if_dead", "h.lane_rule, u.lane, u.path, h.if_dead")
-)
-
-func insertApart(table, columns, values string) string {
-	return `
-insert into onceq.` + table + ` (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, ` + columns + `)
-select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
-       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
-       nullif(h.scope, ''), nullif(u.key, ''), ` + values + `
-  from onceq.meta
- cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[]) as u(id, header, payload, bytes, key, lane, path)
-  join unnest($9::text[], $10::text[], $11::text[], $12::text[], $13::int[], $14::int[], $15::timestamptz[], $16::smallint[], $17::smallint[]) with ordinality
-    as h(queue, kind, scope, metadata, priority, max_attempts, due, lane_rule, if_dead, n) on h.n = u.header`
-}
-
-// newJobs are jobs for one of these.
-type newJobs struct {
-	ids                   []int64
-	headers               []int32
-	payloads, keys, lanes []string
-	paths                 []*string
-	bytes                 [][]byte
-}
-
-func (j *newJobs) add(id int64, header int, payload string, bytes []byte, key, lane string, path *string) {
-	j.ids, j.headers, j.payloads, j.bytes = append(j.ids, id), append(j.headers, int32(header+1)), append(j.payloads, payload), append(j.bytes, bytes)
-	j.keys, j.lanes, j.paths = append(j.keys, key), append(j.lanes, lane), append(j.paths, path)
-}
-
-// send inserts them, as of a time. headers are from queues on.
-func (j *newJobs) send(p *parts, statement string, at time.Time, headers ...any) error {
-	if len(j.ids) == 0 {
-		return nil
 	}
-	return p.send(statement, append([]any{at, j.ids, j.headers, j.payloads, j.bytes, j.keys, j.lanes, j.paths}, headers...), noRows)
-}
-
-// enqueueManyInParts sends what insertMany sends, and with taking also takes over fences that are no longer in force.
-func enqueueManyInParts(taking bool) inParts {
-	return func(p *parts, args []any, read func(pgx.Rows) error) error {
-		refs, payloads, bytes, keys := args[0].([]int32), args[1].([]string), args[2].([][]byte), args[3].([]string)
-		fingerprints, ids := args[4].([][]byte), args[5].([]int64)
-		queues, kinds, scopes, metadata := args[6].([]string), args[7].([]string), args[8].([]string), args[9].([]string)
-		ats, delays, lifetimes := args[12].([]int64), args[13].([]int64), args[14].([]int64)
-		n := len(payloads)
-		fresh, err := p.draw(n)
-		if err != nil {
-			return err
+	slices.Sort(ids)
+	for i, id := range args[5].([]int64) {
+		if id != 0 {
+			ids[i] = id
 		}
-		if ids = slices.Clone(ids); ids == nil {
-			ids = make([]int64, n)
-		}
-		slices.Sort(fresh)
-		for i := range ids {
-			if ids[i] == 0 {
-				ids[i] = fresh[i]
-			}
-		}
-		due, delayed := make([]time.Time, len(queues)), make([]bool, len(queues))
-		for h := range queues {
-			due[h] = p.due(ats[h], delays[h])
-			delayed[h] = due[h].After(p.now)
-		}
-		header := func(i int) int { // of a job
-			if refs == nil {
-				return 0
-			}
-			return int(refs[i]) - 1
-		}
-		var f fences
-		for i := range n {
-			if h := header(i); scopes[h] != "" {
-				f.add(ids[i], scopes[h], keys[i], lifetimes[h], fingerprints[i])
-			}
-		}
-		var mine []int64
-		if len(f.ids) > 0 {
-			if taking {
-				if mine, err = p.ids(takeApart, f.args()[:5]...); err != nil {
-					return err
-				}
-			}
-			absent, err := p.ids(fencesApart, append([]any{p.now}, f.args()...)...)
-			if err != nil {
-				return err
-			}
-			mine = append(mine, absent...)
-		}
-		slices.Sort(mine)
-		at, w := p.now, waitingFor(args)
-		if w.since != nil {
-			at = *w.since
-		}
-		var jobs, waits newJobs
-		var called laneCalls
-		dueThere := make([]time.Time, len(queues)) // in job_waits
-		for h := range queues {
-			dueThere[h] = dueFrom(at, ats[h], delays[h])
-		}
-		for i := range n {
-			h := header(i)
-			key, raw := "", []byte(nil)
-			if scopes[h] != "" {
-				if _, ok := slices.BinarySearch(mine, ids[i]); !ok {
-					continue
-				}
-				key = keys[i]
-			}
-			if bytes != nil {
-				raw = bytes[i]
-			}
-			line, path := w.line(i, h, ids[i])
-			if line == "" {
-				jobs.add(ids[i], h, payloads[i], raw, key, "", nil)
-				continue
-			}
-			waits.add(ids[i], h, payloads[i], raw, key, line, path)
-			due := p.now
-			if !w.follows(h) {
-				due = latest(dueThere[h], p.now)
-			}
-			called.add(line, due)
-		}
-		err = jobs.send(p, jobsApart, p.now, queues, kinds, scopes, metadata, args[10], args[11], due, w.rules, w.ifDead)
-		if err == nil {
-			err = waits.send(p, waitsApart, at, queues, kinds, scopes, metadata, args[10], args[11], dueThere, w.rules, w.ifDead)
-		}
-		if err == nil {
-			err = called.send(p)
-		}
-		if err != nil {
-			return err
-		}
-		accepted := slices.Concat(jobs.ids, waits.ids)
-		if w.lanes != nil {
-			const answer = `select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[], $4::timestamptz`
-			return p.send(answer, []any{ids, delayed, accepted, at}, read)
-		}
-		const answer = `select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[]`
-		return p.send(answer, []any{ids, delayed, accepted}, read)
 	}
-}
-
-// due gives the time from which a job may run, from microseconds.
-func (p *parts) due(at, delay int64) time.Time {
-	return latest(dueFrom(p.now, at, delay), p.now)
-}
-
-// dueFrom is that for a job of another time, and may be past.
-func dueFrom(now time.Time, at, delay int64) time.Time {
-	due := now.Add(time.Duration(delay) * time.Microsecond)
-	if at != 0 {
-		due = latest(due, time.UnixMicro(at))
+	whole := len(args) == 23 // as enqueueJobs has them
+	args = append(slices.Clone(args), make([]any, 23-len(args))...)
+	args[5] = ids
+	if args[22] == nil {
+		args[22] = false
 	}
-	return due
+	if whole {
+		return p.send(enqueueDrawn, args, read)
+	}
+	var all, mine []int64
+	var delayed []bool
+	if err := p.send(enqueueDrawn, args, row(&all, &delayed, nil, &mine, nil)); err != nil {
+		return err
+	}
+	return p.send(`select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[]`, []any{all, delayed, mine}, read)
 }
 
-// enqueueOneInParts sends what insertKeyed, insertGeneral and insertLaned send.
+// enqueueOneInParts sends what insertKeyed and enqueueOne send.
 func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	lined := len(args) == 18
-	args = append(slices.Clone(args), make([]any, 18-len(args))...) // insertKeyed has nine, and insertGeneral fifteen
+	args = append(slices.Clone(args), make([]any, 18-len(args))...) // insertKeyed has nine
 	at, delay, metadata, bytes := args[9], args[10], args[11], args[12]
-	if args[6] == nil && !lined {
+	if args[6] == nil && args[15] == nil {
 		return p.send(plainApart, append(args[:5:5], delay, at, bytes, metadata), read)
 	}
 	many := []any{[]int32(nil), []string{orNothing[string](args[2])}, [][]byte{orNothing[[]byte](bytes)}, []string{orNothing[string](args[6])}, [][]byte{args[8].([]byte)}, []int64(nil),
 		[]string{args[0].(string)}, []string{args[1].(string)}, []string{orNothing[string](args[5])}, []string{orNothing[string](metadata)},
-		[]int32{int32(args[4].(int))}, []int32{int32(args[3].(int))}, []int64{orNothing[int64](at)}, []int64{orNothing[int64](delay)}, []int64{args[7].(int64)}}
+		[]int32{int32(args[4].(int))}, []int32{int32(args[3].(int))}, []int64{orNothing[int64](at)}, []int64{orNothing[int64](delay)}, []int64{args[7].(int64)}, rand.Int64(), false}
+	if args[15] == nil {
+		many = append(many, nil, nil, nil, nil, nil, true)
+	} else {
+		many = append(many, []string{args[15].(string)}, []int16{args[16].(int16)}, []string{orZero(args[17].(*string))}, []*int16{nil}, nil, true)
+	}
 	var ids, mine []int64
 	var delayed []bool
-	dest := []any{&ids, &delayed, nil, &mine}
-	if lined {
-		path := orZero(args[17].(*string))
-		many = append(many, nil, nil, []string{args[15].(string)}, []int16{args[16].(int16)}, []string{path}, []*int16{nil}, (*time.Time)(nil))
-		dest = append(dest, nil)
-	}
-	if err := enqueueManyInParts(true)(p, many, row(dest...)); err != nil {
+	if err := enqueueManyInParts(p, many, row(&ids, &delayed, nil, &mine, nil)); err != nil {
 		return err
 	}
 	const answer = `select $1::bigint, $2::bool, 1 where $3::bool`

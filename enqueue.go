@@ -418,11 +418,10 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 // otherwise commits would queue up behind Postgres's one lock for notifications.
 //
 // A plain job and a job with a key have statements of their own, for the case that the job says nothing more and nobody
-// waits: each parameter and each expression of the general statements costs the server as much as a column of the row.
-// Whatever else a job can say is a part of the general statement. There is one of these for one job and one for many: for
-// one job the latter takes ten times as long, because Postgres plans it anew for each call.
+// waits, and so have many of them: each parameter and each expression more costs the server as much as a column of the row. All other jobs go
+// through functions of the schema (enqueue_one, enqueue_jobs), whose comments say how.
 //
-// The statements for one job return the id, whether the job is delayed, and whether they woke a worker. Zero rows: the key
+// The statements for one job return the id, whether the job is delayed, and whether they woke a worker. Zero rows, or no id: the key
 // is taken.
 
 // whoWaits says whether a worker waited for the job of such a statement.
@@ -433,12 +432,6 @@ const (
 	noneWaits                   // for this queue
 	nobodyWaits                 // for any queue
 )
-
-// sqlWhoWaits calls wake first: it sees workers that have announced themselves while the statement waited for somebody's key.
-const sqlWhoWaits = `case when run_at >= statement_timestamp() + interval '2 seconds' then 1
-               when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
-               when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               else 1 end * (pg_catalog.current_setting('transaction_isolation') = 'read committed')::int`
 
 const insertPlain = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
@@ -474,30 +467,12 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
  where job_id is not null
 returning id, false, 1`
 
-// insertGeneral takes any job. $6 and $7 are null without a key. A job is never due before it is enqueued: claims do not
-// look that far before the positions that they have reached.
-//
-// A worker that waits for the queue is woken (wake, in the migration), if the job is due soon.
-const insertGeneral = `
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select ` + sqlOfJob + `, $6::text, $7::text, ` + sqlQueued + `, n.id, n.id << ` + sqlTokenBits + `, statement_timestamp(), $8::bigint, $9::bytea
-    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
-select job_id,
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
-       $6::text, $7::text
-  from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
-                    else coalesce((select job_id from fence),
-                                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
- where job_id is not null
-returning id, run_at > statement_timestamp(),
-          ` + sqlWhoWaits
+// enqueueOne takes any job, and calls enqueue_one. $7 and $8 are null without a key, and $17 and $19 without a lane and a limit.
+const enqueueOne = `
+select f.id, f.delayed, f.who
+  from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text) f
+ where f.id is not null`
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
@@ -506,7 +481,7 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	if e.bytes == nil {
 		payload = e.json
 	}
-	args = make([]any, 0, 15)
+	args = make([]any, 0, 18)
 	args = append(args, h.queue, h.kind, payload, h.maxAttempts, h.priority)
 	if e.lane == "" && h.at.IsZero() && h.delay == 0 && h.metadata == "" && e.bytes == nil && q.isQuiet(h.queue) {
 		switch {
@@ -533,47 +508,17 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, rand.Int64(), own)
 	if e.lane != "" {
 		line, path := lineOf(e.lane)
-		return insertLaned, append(args, line, int16(h.laneRule), path), time.Time{}
+		return enqueueOne, append(args, line, int16(h.laneRule), path), time.Time{}
 	}
-	return insertGeneral, args, time.Now()
+	return enqueueOne, append(args, nil, nil, nil), time.Now()
 }
-
-// insertLaned is insertGeneral for a job with a lane or a limit: the job waits, and a promoter is told. It writes nothing
-// that another transaction of the lane could wait for.
-var insertLaned = `
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select ` + sqlOfJob + `, $6::text, $7::text, ` + sqlQueued + `, n.id, n.id << ` + sqlTokenBits + `, statement_timestamp(), $8::bigint, $9::bytea
-    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
-  on conflict do nothing
-  returning job_id
-),
-wait as (
-  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
-  select job_id,
-         greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
-                  timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
-         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
-         $6::text, $7::text, $16::text, $17::smallint, $18::text
-    from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
-                      else coalesce((select job_id from fence),
-                                    onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
-   where job_id is not null
-  returning id, run_at
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("$16::text") + `, run_at, $16::text from wait
-)
-select id, run_at > statement_timestamp(),
-       ` + sqlWhoWaits + `
-  from wait`
 
 // Many jobs are sent as arrays. What they have in common (kind, queue, …) is sent once, as a header to which each job
 // refers. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their bytes, so that
 // two callers with the same keys do not deadlock.
 //
 // The statements return all ids in the order in which they were drawn, whether each header is delayed, how many workers wait for
-// them, and the ids of the accepted jobs that have a key (insertManyGeneral: of all accepted jobs). The ids are not sorted: while
+// them, and the ids of the accepted jobs that have a key (enqueueJobs: of all accepted jobs, and the time of the call). The ids are not sorted: while
 // somebody sets the sequence back, they do not grow, and sorted ones would name the wrong jobs.
 //
 // In most calls the jobs have all of this in common. The first two statements are for such calls: the columns of the one
@@ -647,140 +592,16 @@ select (select pg_catalog.array_agg(id) from input),
          where h.jobs > 0),
        (select pg_catalog.array_agg(job_id) from fence)`
 
-// insertManyGeneral takes any jobs.
-const insertManyGeneral = anyJobs + `
-free as (select null::bigint as id where false),
-taken as (select null::bigint as job_id where false),
-` + enqueueAny
+// enqueueJobs takes any jobs, and calls enqueue_jobs.
+var enqueueJobs = enqueueJobsFrom("'onceq.ids'")
 
-// insertManyTaking also takes over fences that are no longer in force. Only a second try does that, so that every call takes
-// absent keys first. Fences are found one by one and updated by their place (ctid): a join whose order the planner may choose
-// could read the whole table. A row that somebody changed meanwhile is no longer at its place, and its job is not accepted.
-// It is a statement of its own because Postgres would plan one for both anew in each call.
-const insertManyTaking = anyJobs + `
-free as materialized (
-  select i.id, i.fingerprint, i.lifetime, f.place
-    from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
-            from input i join header h on h.n = i.header
-           where h.scope <> ''
-           order by h.scope collate "C", i.key collate "C") i
-   cross join lateral (
-         select f.ctid as place
-           from onceq.job_fences f
-          where f.class = ` + sqlOfJob + ` and f.scope = i.scope and f.key = i.key
-            and ` + fenceFree + `
-            and f.token >> ` + sqlTokenBits + ` < i.id and f.job_id < i.id
-            for update) f
-),
-taken as (
-  update onceq.job_fences f
-     set job_id = n.id, token = n.id << ` + sqlTokenBits + `, state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
-         lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
-         leased_until = null
-    from free n
-   where f.ctid = n.place
-  returning f.job_id
-),
-` + enqueueAny
-
-// insertManyLaned and insertManyLanedTaking are these two for calls in which a job has a lane. Such jobs go into job_waits, with
-// the time $22, or the statement's own for null. They return that time, too. It may be past, because claims never look there.
-var (
-	insertManyLaned       = laned(insertManyGeneral)
-	insertManyLanedTaking = laned(insertManyTaking)
-)
-
-// laned adds the jobs that have a lane to a statement for any jobs.
-func laned(statement string) string {
-	return strings.NewReplacer(
-		`$6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)`, `$6::bigint[], $18::text[], $20::text[])
-      as u(header, payload, bytes, key, fingerprint, drawn, lane, path)`,
-		`$15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)`, `$15::bigint[], $19::smallint[], $21::smallint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, lane_rule, if_dead, n)`,
-		`                          payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due,`, `                          payload, payload_bytes, metadata, scope, key, lane_rule)
-  select i.id, h.due,`,
-		`         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where i.id in (select job_id from accepted)
-)
-select`, `         nullif(h.scope, ''), nullif(i.key, ''), nullif(h.lane_rule, 0)
-    from input i join header h on h.n = i.header
-   where i.id in (select job_id from accepted) and i.lane = ''
-),
-wait as (
-  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key, lane, lane_rule, path, if_dead)
-  select i.id, greatest(c.at + h.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond'), c.at, h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, ''), case when h.if_dead is null then i.lane else `+followLine("i.id")+` end, h.lane_rule,
-         case when h.if_dead is null then nullif(i.path, '') else i.path end, h.if_dead
-    from input i join header h on h.n = i.header
-   cross join (select coalesce($22::timestamptz, statement_timestamp()) as at) c
-   where i.id in (select job_id from accepted) and i.lane <> ''
-  returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as run_at
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select `+laneSlot("lane")+`, run_at, lane from wait group by lane, run_at
-)
-select`,
-	).Replace(statement) + `,
-       coalesce($22::timestamptz, statement_timestamp())`
+func enqueueJobsFrom(ids string) string {
+	return `
+select f.ids, f.delayed, f.woken, f.accepted, f.at
+  from onceq.enqueue_jobs(` + ids + `, $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
+                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
+                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f`
 }
-
-const (
-	anyJobs = `
-with input as materialized (
-  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)
-),
-header as materialized (
-  select h.*,
-         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),`
-	enqueueAny = `fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select ` + sqlOfJob + `, h.scope, i.key, ` + sqlQueued + `, i.id, i.id << ` + sqlTokenBits + `, statement_timestamp(), h.lifetime, i.fingerprint
-    from input i join header h on h.n = i.header
-   where h.scope <> ''
-     and i.id not in (select id from free)
-   order by h.scope collate "C", i.key collate "C"
-  on conflict do nothing
-  returning job_id
-),
-accepted as materialized (
-  select i.id as job_id from input i join header h on h.n = i.header where h.scope = ''
-  union all select job_id from fence
-  union all select job_id from taken
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where i.id in (select job_id from accepted)
-)
-select (select pg_catalog.array_agg(id) from input),
-       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
-          from (select h.queue, count(*) as jobs
-                  from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
-                 where h.due < statement_timestamp() + interval '2 seconds'
-                 group by h.queue) h),
-       (select pg_catalog.array_agg(job_id) from accepted)`
-)
 
 // columns are the arrays in which many jobs are sent. Arrays that no job needs stay nil.
 type columns struct {
@@ -867,28 +688,19 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 }
 
 // statement gives the statement that sends the jobs, with its arguments. With taking, fences that are no longer in force do
-// not count as taken.
-func (c *columns) statement(own, taking bool) (statement string, args []any) {
-	refs := c.refs
-	switch {
-	case c.lanes != nil && taking:
-		statement = insertManyLanedTaking
-	case c.lanes != nil:
-		statement = insertManyLaned
-	case taking:
-		statement = insertManyTaking
-	case len(c.queues) > 1:
-		statement = insertManyGeneral
-	case c.keys == nil:
-		statement, refs = insertPlainMany, nil
-	default:
-		statement, refs = insertKeyedMany, nil
-	}
-	args = append(make([]any, 0, 22), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
+// not count as taken. since is the time of the call, if another statement has said it.
+func (c *columns) statement(own, taking bool, since *time.Time) (statement string, args []any) {
+	args = append(make([]any, 0, 23), c.refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
 		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, rand.Int64(), own)
-	if c.lanes != nil {
-		args = append(args, c.lanes, c.laneRules, c.paths, c.ifDead)
+	switch {
+	case c.lanes != nil || taking || len(c.queues) > 1:
+		return enqueueJobs, append(args, c.lanes, c.laneRules, c.paths, c.ifDead, since, taking)
+	case c.keys == nil:
+		statement = insertPlainMany
+	default:
+		statement = insertKeyedMany
 	}
+	args[0] = []int32(nil)
 	return statement, args
 }
 
@@ -902,17 +714,19 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	for _, i := range part {
 		c.add(known, &all[i], ids[i], n)
 	}
-	statement, args := c.statement(own, taking)
+	var since *time.Time
+	if !at.IsZero() {
+		since = at
+	}
+	statement, args := c.statement(own, taking, since)
 	var got, mine []int64
 	var delayed []bool // by header
-	var notified int64
-	answer := []any{&got, &delayed, &notified, &mine}
-	if c.lanes != nil {
-		var since *time.Time
-		if !at.IsZero() {
-			since = at
+	answer := []any{&got, &delayed, nil, &mine}
+	if statement == enqueueJobs {
+		var began time.Time
+		if answer = append(answer, &began); c.lanes != nil {
+			answer[4] = at
 		}
-		args, answer = append(args, since), append(answer, at)
 	}
 	if err := q.sendBare(ctx, db, statement, args, row(answer...)); err != nil {
 		return nil, q.enqueueError(err)

@@ -49,8 +49,8 @@ var UserStatements = map[string]string{
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"enqueue":          insertKeyedInBatch,
-	"enqueue, general": insertGeneral,
-	"enqueue, laned":   insertLaned,
+	"enqueue, general": enqueueOne,
+	"enqueue, many":    enqueueJobs,
 	"what waits":       readRefs,
 }
 

@@ -882,7 +882,7 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 	sent := tracer.take()
 	require.Len(t, sent, 1)
 	require.Len(t, sent[0], 1)
-	require.Contains(t, sent[0][0], "insert into")
+	require.Contains(t, sent[0][0], "onceq.enqueue_one(")
 	for i := range 3 {
 		_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: fmt.Sprint(i)})
 		require.NoError(t, err)
@@ -2235,6 +2235,48 @@ func readIn(plan any, table string) (read, looks float64) {
 		}
 	})
 	return read, looks
+}
+
+// In a call in which no two jobs have their header in common, no list is compared with another each with each.
+func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	const n = 2000
+	headers, ids := make([]int32, n), make([]int64, n)
+	keys, texts, numbers, times := make([]string, n), make([]string, n), make([]int32, n), make([]int64, n)
+	for i := range n {
+		headers[i], ids[i], keys[i], texts[i] = int32(i+1), int64(i+1), fmt.Sprint(i), "1"
+	}
+	args := []any{headers, texts, make([][]byte, n), keys, make([][]byte, n), ids, texts, texts, texts, texts, numbers, numbers, times, times, times, 0, false,
+		keys, make([]int16, n), nil, make([]*int16, n), nil, true}
+	for _, before := range [][]string{nil, {`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, finished_at, lifetime)
+		select 0, '1', g, 3, 0, 0, now(), now(), 0 from generate_series(0, 1999) g`}} {
+		var rows float64
+		for _, plan := range nestedPlans(t, db, onceq.UserStatements["enqueue, many"], args, before...) {
+			rows += planRows(plan)
+		}
+		require.Less(t, rows, 200.0*n)
+	}
+}
+
+// planRows counts the rows that the nodes of a plan returned or threw away.
+func planRows(node any) (n float64) {
+	switch node := node.(type) {
+	case []any:
+		for _, inner := range node {
+			n += planRows(inner)
+		}
+	case map[string]any:
+		loops, _ := node["Actual Loops"].(float64)
+		for _, count := range []string{"Actual Rows", "Rows Removed by Join Filter", "Rows Removed by Filter"} {
+			rows, _ := node[count].(float64)
+			n += rows * loops
+		}
+		for _, inner := range node {
+			n += planRows(inner)
+		}
+	}
+	return n
 }
 
 // rowsIn is how many rows a statement with this plan reads from its own parts and from arrays.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 )
 
@@ -452,6 +451,9 @@ gone as (
 )
 select (select count(*) from gone), (select pg_catalog.count(id) from page), (select pg_catalog.max(id) from page)`
 
+// callLines calls lanes, limits and groups.
+const callLines = `select 1 from onceq.call($1::text[], $2::timestamptz) f`
+
 // mend lets go on what waits for rows that somebody deleted by hand: members that are gone count as
 // cancelled, what is gone stops no lane, and what has nothing in its way gets a call. It returns how long it
 // took.
@@ -469,8 +471,7 @@ func (r *Reaper) mend(ctx context.Context) (looked time.Duration, err error) {
 		var now time.Time
 		err = r.run(ctx, findIdle, []any{after, r.cfg.Batch}, &lines, &read, &after, &now)
 		if err == nil && len(lines) > 0 {
-			due := slices.Repeat([]time.Time{now}, len(lines))
-			err = r.q.send(ctx, r.q.pool, rare, callsApart, []any{lines, due}, noRows)
+			err = r.q.send(ctx, r.q.pool, rare, callLines, []any{lines, now}, noRows)
 		}
 	}
 	return time.Since(began), err

@@ -182,11 +182,8 @@ select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('o
 -- citus.go: drawApart
 select pg_catalog.set_config('onceq_drawn.id', pg_catalog.nextval('onceq.ids')::text, true);
 
--- citus.go: enqueueManyInParts.answer
+-- citus.go: enqueueManyInParts
 select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[];
-
--- citus.go: enqueueManyInParts.answer
-select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[], $4::timestamptz;
 
 -- citus.go: enqueueOneInParts.answer
 select $1::bigint, $2::bool, 1 where $3::bool;
@@ -197,39 +194,11 @@ values (0, $1::text, $2::text, 0, pg_catalog.current_setting('onceq_drawn.id')::
         statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
 on conflict do nothing;
 
--- citus.go: fencesApart
-insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-select 0::smallint, u.scope, u.key, 0::smallint, u.id, u.id << 20 | coalesce(u.claims, 0)::bigint, $1::timestamptz, u.lifetime, u.fingerprint
-  from onceq.meta, unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::int[]) as u(id, scope, key, lifetime, fingerprint, claims)
- order by u.scope collate "C", u.key collate "C"
-on conflict do nothing
-returning job_id;
-
 -- citus.go: idTakenApart
 select onceq.id_taken(h.id)
   from onceq.job_fences f cross join lateral (select h.id
                 from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from h.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) offset 0) h
  where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.state <> 5;
-
--- citus.go: insertApart job_waits
-insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane_rule, lane, path, if_dead)
-select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
-       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
-       nullif(h.scope, ''), nullif(u.key, ''), h.lane_rule, u.lane, u.path, h.if_dead
-  from onceq.meta
- cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[]) as u(id, header, payload, bytes, key, lane, path)
-  join unnest($9::text[], $10::text[], $11::text[], $12::text[], $13::int[], $14::int[], $15::timestamptz[], $16::smallint[], $17::smallint[]) with ordinality
-    as h(queue, kind, scope, metadata, priority, max_attempts, due, lane_rule, if_dead, n) on h.n = u.header;
-
--- citus.go: insertApart jobs
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane_rule)
-select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
-       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
-       nullif(h.scope, ''), nullif(u.key, ''), nullif(h.lane_rule, 0)
-  from onceq.meta
- cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[]) as u(id, header, payload, bytes, key, lane, path)
-  join unnest($9::text[], $10::text[], $11::text[], $12::text[], $13::int[], $14::int[], $15::timestamptz[], $16::smallint[], $17::smallint[]) with ordinality
-    as h(queue, kind, scope, metadata, priority, max_attempts, due, lane_rule, if_dead, n) on h.n = u.header;
 
 -- citus.go: insertFenceInParts.answer
 select $1::bool, $2::bigint, $3::timestamptz, $4::timestamptz, null::bigint;
@@ -280,28 +249,6 @@ update onceq.job_fences f
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
    and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
 
--- citus.go: takeApart
-with free as materialized (
-  select u.id, u.lifetime, u.fingerprint, f.place
-    from (select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bytea[]) as u(id, scope, key, lifetime, fingerprint)
-           order by u.scope collate "C", u.key collate "C") u
-   cross join lateral (
-         select f.ctid as place
-           from onceq.job_fences f
-          where f.class = 0 and f.scope = u.scope and f.key = u.key
-            and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
-            and f.token >> 20 < u.id and f.job_id < u.id
-            for update) f
-)
-update onceq.job_fences f
-   set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
-       lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null, leased_until = null
-  from free n
- where f.ctid = n.place
-returning f.job_id;
-
 -- citus.go: takeFenceDrawn
 select h.id;
 
@@ -310,10 +257,6 @@ select onceq.id_taken(h.id);
 
 -- citus.go: waitOfBatch
 update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
-
--- citus_lanes.go: callsApart
-insert into onceq.lane_calls (slot, due, lane)
-select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(u.lane, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, u.due, u.lane from onceq.meta, unnest($1::text[], $2::timestamptz[]) as u(lane, due);
 
 -- claim.go: claimAny
 with place as materialized (
@@ -550,32 +493,26 @@ select q.n, j.ids, j.lost, j.unknown
         where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))) j
  where j.ids is not null or j.unknown is not null;
 
+-- enqueue.go: enqueueJobsFrom
+select f.ids, f.delayed, f.woken, f.accepted, f.at
+  from onceq.enqueue_jobs('onceq.ids', $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
+                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
+                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
+
+-- enqueue.go: enqueueJobsFrom drawn
+select f.ids, f.delayed, f.woken, f.accepted, f.at
+  from onceq.enqueue_jobs(null, $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
+                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
+                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
+
 -- enqueue.go: enqueueMany.draw
 select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestamp() from pg_catalog.generate_series(1, $1::int);
 
--- enqueue.go: insertGeneral
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
-select job_id,
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
-       $6::text, $7::text
-  from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
-                    else coalesce((select job_id from fence),
-                                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
- where job_id is not null
-returning id, run_at > statement_timestamp(),
-          case when run_at >= statement_timestamp() + interval '2 seconds' then 1
-               when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
-               when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               else 1 end * (pg_catalog.current_setting('transaction_isolation') = 'read committed')::int;
+-- enqueue.go: enqueueOne
+select f.id, f.delayed, f.who
+  from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text) f
+ where f.id is not null;
 
 -- enqueue.go: insertKeyed
 with fence as (
@@ -642,158 +579,6 @@ select (select pg_catalog.array_agg(id) from input),
           from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0),
        (select pg_catalog.array_agg(job_id) from fence);
-
--- enqueue.go: insertLaned
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select pg_catalog.nextval('onceq.ids') as id where $7::text is not null offset 0) n
-  on conflict do nothing
-  returning job_id
-),
-wait as (
-  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
-  select job_id,
-         greatest(statement_timestamp(), statement_timestamp() + $11::bigint::float8 * interval '1 microsecond',
-                  timestamptz 'epoch' + $10::bigint::float8 * interval '1 microsecond'),
-         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
-         $6::text, $7::text, $16::text, $17::smallint, $18::text
-    from (select case when $7::text is null then pg_catalog.nextval('onceq.ids')
-                      else coalesce((select job_id from fence),
-                                    onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
-   where job_id is not null
-  returning id, run_at
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane) select (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($16::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, run_at, $16::text from wait
-)
-select id, run_at > statement_timestamp(),
-       case when run_at >= statement_timestamp() + interval '2 seconds' then 1
-               when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
-               when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               else 1 end * (pg_catalog.current_setting('transaction_isolation') = 'read committed')::int
-  from wait;
-
--- enqueue.go: insertManyGeneral
-with input as materialized (
-  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)
-),
-header as materialized (
-  select h.*,
-         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),
-free as (select null::bigint as id where false),
-taken as (select null::bigint as job_id where false),
-fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
-    from input i join header h on h.n = i.header
-   where h.scope <> ''
-     and i.id not in (select id from free)
-   order by h.scope collate "C", i.key collate "C"
-  on conflict do nothing
-  returning job_id
-),
-accepted as materialized (
-  select i.id as job_id from input i join header h on h.n = i.header where h.scope = ''
-  union all select job_id from fence
-  union all select job_id from taken
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where i.id in (select job_id from accepted)
-)
-select (select pg_catalog.array_agg(id) from input),
-       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
-          from (select h.queue, count(*) as jobs
-                  from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
-                 where h.due < statement_timestamp() + interval '2 seconds'
-                 group by h.queue) h),
-       (select pg_catalog.array_agg(job_id) from accepted);
-
--- enqueue.go: insertManyTaking
-with input as materialized (
-  select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)
-),
-header as materialized (
-  select h.*,
-         greatest(statement_timestamp() + h.delay::float8 * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0)::float8 * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),
-free as materialized (
-  select i.id, i.fingerprint, i.lifetime, f.place
-    from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
-            from input i join header h on h.n = i.header
-           where h.scope <> ''
-           order by h.scope collate "C", i.key collate "C") i
-   cross join lateral (
-         select f.ctid as place
-           from onceq.job_fences f
-          where f.class = 0 and f.scope = i.scope and f.key = i.key
-            and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
-            and f.token >> 20 < i.id and f.job_id < i.id
-            for update) f
-),
-taken as (
-  update onceq.job_fences f
-     set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
-         lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
-         leased_until = null
-    from free n
-   where f.ctid = n.place
-  returning f.job_id
-),
-fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
-    from input i join header h on h.n = i.header
-   where h.scope <> ''
-     and i.id not in (select id from free)
-   order by h.scope collate "C", i.key collate "C"
-  on conflict do nothing
-  returning job_id
-),
-accepted as materialized (
-  select i.id as job_id from input i join header h on h.n = i.header where h.scope = ''
-  union all select job_id from fence
-  union all select job_id from taken
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where i.id in (select job_id from accepted)
-)
-select (select pg_catalog.array_agg(id) from input),
-       (select pg_catalog.array_agg(due > statement_timestamp() order by n) from header),
-       (select coalesce(pg_catalog.sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
-          from (select h.queue, count(*) as jobs
-                  from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
-                 where h.due < statement_timestamp() + interval '2 seconds'
-                 group by h.queue) h),
-       (select pg_catalog.array_agg(job_id) from accepted);
 
 -- enqueue.go: insertPlain
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
@@ -2789,6 +2574,9 @@ insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflic
 
 -- rate.go: takeSlots
 select f.starts, f.taken, f.waited, f.back, f.ahead from onceq.take_slots($1::text, $2::bigint[], $3::int[], $4::bigint[]) f;
+
+-- reaper.go: callLines
+select 1 from onceq.call($1::text[], $2::timestamptz) f;
 
 -- reaper.go: findIdle
 with recursive behind as materialized (

@@ -2217,6 +2217,180 @@ begin
 end
 $set_limit$;
 
+-- Enqueues one job that says more than a plain one, or that somebody may wait for: with a key, its fence is taken first, or taken over if it
+-- is no longer in force (take_fence). A job without a line is live at once. One with a lane or a limit waits in line, and the line is called: it writes
+-- nothing that another transaction of the lane could wait for. A job is never due before it is enqueued: claims do not look that far before
+-- the positions that they have reached. It returns the id, null if the key is taken; whether the job is delayed; and whether workers waited (who):
+-- 0 if one was woken or it may not say, 1 for none of this queue, 2 for none at all. wake comes last: it sees workers that have announced themselves while the fence was waited for.
+create function {{.schema}}.enqueue_one(ids regclass, queue text, kind text, payload text, max_attempts smallint, priority smallint, scope text, key text, lifetime bigint, fingerprint bytea,
+                                        at bigint, delay bigint, metadata text, payload_bytes bytea, place bigint, own boolean, line text, rule smallint, path text,
+                                        out id bigint, out delayed boolean, out who integer)
+language plpgsql set search_path = pg_catalog, pg_temp as $enqueue_one$
+#variable_conflict use_variable
+declare
+  now timestamptz := statement_timestamp();
+  due timestamptz := greatest(now, now + delay::float8 * interval '1 microsecond', timestamptz 'epoch' + at::float8 * interval '1 microsecond');
+begin
+  id := nextval(ids);
+  if key is not null then
+    insert into {{.schema}}.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+    values (0, scope, key, 0, id, id << 20, now, lifetime, fingerprint)
+    on conflict do nothing;
+    if not found then
+      id := {{.schema}}.take_fence(ids, scope, key, lifetime, fingerprint);
+      if id is null then
+        return;
+      end if;
+    end if;
+  end if;
+  if line is null then
+    insert into {{.schema}}.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+    values (id, due, now, max_attempts, priority, queue, kind, payload::jsonb, payload_bytes, metadata::jsonb, scope, key);
+  else
+    insert into {{.schema}}.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
+    values (id, due, now, max_attempts, priority, queue, kind, payload::jsonb, payload_bytes, metadata::jsonb, scope, key, line, rule, path);
+    perform {{.schema}}.call(array[line], due);
+  end if;
+  delayed := due > now;
+  who := case when due >= now + interval '2 seconds' then 1
+              when {{.schema}}.wake(queue, 1, place, own) > 0 then 0
+              when current_setting('transaction_isolation') <> 'read committed' then 0
+              when not exists (select from {{.schema}}.waiters w where w.idle_until > now) then 2
+              else 1 end;
+end
+$enqueue_one$;
+
+-- Enqueues many jobs, which the arrays from payloads to drawn and lines and paths have in the caller's order. What jobs have in common is in
+-- the arrays from queues to lifetimes and in rules and if_deads, once for each header, and headers says which one is a job's (null: the first). Ids that
+-- drawn does not give are drawn in that order, from the sequence ids. Absent fences are taken in the order of scope and key, so that two callers
+-- with the same keys do not deadlock. With taking, those that are no longer in force are taken over before that: only a second try does it, so that every call takes
+-- absent keys first. Then jobs become live, or wait in line: for others (if_deads), for a lane or a limit. These count as enqueued at one time
+-- (since), so that their ids decide who is first. It may be past, because claims never look there.
+--
+-- It returns all ids in the order of the jobs, whether each header is delayed, how many workers wait for them, the ids of the accepted jobs, and that time. The
+-- ids are not sorted: while somebody sets the sequence back, they do not grow, and sorted ones would name the wrong jobs.
+create function {{.schema}}.enqueue_jobs(sequence regclass, headers integer[], payloads text[], bytes bytea[], keys text[], fingerprints bytea[], drawn bigint[],
+                                         queues text[], kinds text[], scopes text[], metadatas text[], priorities integer[], attempts integer[], ats bigint[], delays bigint[], lifetimes bigint[],
+                                         place bigint, own boolean, lines text[], rules smallint[], paths text[], if_deads smallint[], since timestamptz, taking boolean,
+                                         out ids bigint[], out delayed boolean[], out woken bigint, out accepted bigint[], out at timestamptz)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $enqueue_jobs$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  dues   timestamptz[]; -- by header
+  starts timestamptz[]; -- the same in job_waits
+  took   record;
+begin
+  at := coalesce(since, now);
+  headers := coalesce(headers, array_fill(1, array[cardinality(payloads)]));
+  select array_agg(i.id) into ids
+    from (select coalesce(nullif(u.drawn, 0), nextval(sequence)) as id from unnest(payloads, drawn) as u(payload, drawn)) i;
+  select array_agg(h.due order by h.n), array_agg(h.due > now order by h.n) into dues, delayed
+    from (select u.n, greatest(now, now + u.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(u.at, 0)::float8 * interval '1 microsecond') as due
+            from unnest(ats, delays) with ordinality as u(at, delay, n)) h;
+
+  accepted := array(select u.id from unnest(ids, headers) as u(id, header) join unnest(scopes) with ordinality as h(scope, n) on h.n = u.header where h.scope = '');
+  if cardinality(accepted) < cardinality(ids) then
+    if taking then
+      -- They are found one by one and updated by their place: a row that somebody changed meanwhile is no longer there, and its job is not accepted.
+      for took in
+        with free as materialized (
+          select u.id, u.fingerprint, u.lifetime, f.place
+            from (select u.id, h.scope, u.key, u.fingerprint, h.lifetime
+                    from unnest(ids, headers, keys, fingerprints) as u(id, header, key, fingerprint)
+                    join unnest(scopes, lifetimes) with ordinality as h(scope, lifetime, n) on h.n = u.header
+                   where h.scope <> ''
+                   order by h.scope collate "C", u.key collate "C") u
+           cross join lateral (
+                 select f.ctid as place
+                   from {{.schema}}.job_fences f
+                  where f.class = 0 and f.scope = u.scope and f.key = u.key
+                    and (f.state in (3, 4, 5) and f.lifetime >= 0
+                     and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= now)
+                     or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
+                    and f.token >> 20 < u.id and f.job_id < u.id
+                    for update) f
+        )
+        update {{.schema}}.job_fences f
+           set job_id = n.id, token = n.id << 20, state = 0, created_at = now, finished_at = null,
+               lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null, leased_until = null
+          from free n
+         where f.ctid = n.place
+        returning f.job_id
+      loop
+        accepted := accepted || took.job_id;
+      end loop;
+    end if;
+    for took in
+      insert into {{.schema}}.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+      select 0, h.scope, u.key, 0, u.id, u.id << 20, now, h.lifetime, u.fingerprint
+        from unnest(ids, headers, keys, fingerprints) as u(id, header, key, fingerprint)
+        join unnest(scopes, lifetimes) with ordinality as h(scope, lifetime, n) on h.n = u.header
+       where h.scope <> ''
+       order by h.scope collate "C", u.key collate "C"
+      on conflict do nothing
+      returning job_id
+    loop
+      accepted := accepted || took.job_id;
+    end loop;
+  end if;
+  if accepted = '{}' then
+    woken := 0;
+    return;
+  end if;
+
+  insert into {{.schema}}.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane_rule)
+  select u.id, h.due, now, h.max_attempts, h.priority, h.queue, h.kind, nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(u.key, ''), nullif(h.rule, 0)
+    from unnest(ids, headers, payloads, bytes, keys, lines) as u(id, header, payload, bytes, key, line)
+    join unnest(queues, kinds, scopes, metadatas, priorities, attempts, dues, rules) with ordinality as h(queue, kind, scope, metadata, priority, max_attempts, due, rule, n) on h.n = u.header
+    join unnest(accepted) as a(id) on a.id = u.id
+   where coalesce(u.line, '') = '';
+  if lines is not null then
+    -- One that waits for others has a line of its own until then.
+    starts := array(
+      select greatest(at + h.delay::float8 * interval '1 microsecond', timestamptz 'epoch' + nullif(h.fixed, 0)::float8 * interval '1 microsecond')
+        from unnest(ats, delays) with ordinality as h(fixed, delay, n) order by h.n);
+    lines := array(
+      select case when u.line <> '' and h.if_dead is not null then chr(31) || lpad(u.id::text, 19, '0') else u.line end
+        from unnest(ids, headers, lines) with ordinality as u(id, header, line, n)
+        join unnest(if_deads) with ordinality as h(if_dead, n) on h.n = u.header
+       order by u.n);
+    insert into {{.schema}}.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path, if_dead)
+    select u.id, h.start, at, h.max_attempts, h.priority, h.queue, h.kind, nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
+           nullif(h.scope, ''), nullif(u.key, ''), u.line, h.rule, case when h.if_dead is null then nullif(u.path, '') else u.path end, h.if_dead
+      from unnest(ids, headers, payloads, bytes, keys, lines, paths) as u(id, header, payload, bytes, key, line, path)
+      join unnest(queues, kinds, scopes, metadatas, priorities, attempts, starts, rules, if_deads) with ordinality
+        as h(queue, kind, scope, metadata, priority, max_attempts, start, rule, if_dead, n) on h.n = u.header
+      join unnest(accepted) as a(id) on a.id = u.id
+     where u.line <> '';
+    for took in
+      select array_agg(distinct l.line) as lines, l.due
+        from (select u.line, case when h.if_dead is null then greatest(now, h.start) else now end as due
+                from unnest(ids, headers, lines) as u(id, header, line)
+                join unnest(starts, if_deads) with ordinality as h(start, if_dead, n) on h.n = u.header
+                join unnest(accepted) as a(id) on a.id = u.id
+               where u.line <> '') l
+       group by l.due
+    loop
+      perform {{.schema}}.call(took.lines, took.due);
+    end loop;
+  end if;
+
+  woken := 0;
+  for took in
+    select h.queue, count(*) as jobs
+      from unnest(ids, headers) as u(id, header)
+      join unnest(queues, dues) with ordinality as h(queue, due, n) on h.n = u.header
+      join unnest(accepted) as a(id) on a.id = u.id
+     where h.due < now + interval '2 seconds'
+     group by h.queue
+  loop
+    woken := woken + {{.schema}}.wake(took.queue, took.jobs, place, own);
+  end loop;
+end
+$enqueue_jobs$;
+
 -- On Citus these run on the node that has the tables, in a query on a table there: all that they do is in the transaction of that query.
 -- It makes no generic plan of an insert that selects.
 do $citus$
@@ -2229,8 +2403,8 @@ begin
   for f in
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
-     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
-                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
+     where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('call', 'emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
+                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -2511,6 +2685,9 @@ drop function {{.schema}}.tell(bigint[], smallint[], text[]);
 drop function {{.schema}}.begin_await(bigint, text, text, bigint, integer, bigint, bigint);
 drop function {{.schema}}.emit(text, text, jsonb, bigint, bigint, boolean);
 drop function {{.schema}}.wake(text, bigint, bigint, boolean);
+drop function {{.schema}}.enqueue_jobs(regclass, integer[], text[], bytea[], text[], bytea[], bigint[], text[], text[], text[], text[], integer[], integer[], bigint[], bigint[], bigint[],
+                                       bigint, boolean, text[], smallint[], text[], smallint[], timestamptz, boolean);
+drop function {{.schema}}.enqueue_one(regclass, text, text, text, smallint, smallint, text, text, bigint, bytea, bigint, bigint, text, bytea, bigint, boolean, text, smallint, text);
 drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);

@@ -364,7 +364,7 @@ grant execute on all functions in schema $schema to $role;
 }
 
 // tag matches what begins and ends the text of a function that names the schema: rule_test.go compares it with the files.
-var tag = regexp.MustCompile(`\$(begin_await|call|call_families|cancel|cancel_followers|citus|discard|emit|finish|finish_next|follow|give_back|go_live|hand_over|hurry|insert_members|keep_history|mark_members|promote|rate_of|redrive|replace_jobs|set_limit|settle_limits|statistics|sweep_members|take_fence|take_slots|tell|wake)\$`)
+var tag = regexp.MustCompile(`\$(begin_await|call|call_families|cancel|cancel_followers|citus|discard|emit|enqueue_jobs|enqueue_one|finish|finish_next|follow|give_back|go_live|hand_over|hurry|insert_members|keep_history|mark_members|promote|rate_of|redrive|replace_jobs|set_limit|settle_limits|statistics|sweep_members|take_fence|take_slots|tell|wake)\$`)
 
 // checkName refuses the names that Postgres would refuse, truncate or reserve, and those that may end the text of a function.
 func checkName(schema string) error {

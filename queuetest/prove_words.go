@@ -87,6 +87,7 @@ var onceqs = []struct {
 	{"set state = 6, detail", "onceq's hold of ", roleOnceq},
 	{"f.fingerprint, coalesce(f.result", "onceq's look at ", roleOnceq},
 	{"insert into onceq.jobs", "onceq's enqueueing", roleOnceq},
+	{"onceq.enqueue_", "onceq's enqueueing", roleOnceq},
 	{"= 'committed' then 1 else onceq.lease_lost(", "onceq's check of the transaction", roleOnceq},
 	{"insert into onceq.job_awaits", "onceq's beginning of a wait", roleOnceq},
 	{"update onceq.job_awaits a set state", "onceq's note of a time-out", roleOnceq},
