@@ -1973,6 +1973,16 @@ begin
   -- They get the places of their lanes and limits. Those that become live leave job_waits. One of a lane that has a limit, too, goes on to the
   -- end of the limit's line.
   jobs := coalesce(cardinality(ids), 0);
+  if jobs = 1 and not slotted[1] and (paths[1] is null or froms[1] like '/%') then
+    select now + lease::float8 * interval '1 microsecond' into until
+      from {{.schema}}.job_waits where id = ids[1] and lost = 0 and queue = next_queue and kind = any (next_kinds);
+  end if;
+  if until is null then
+    -- This waits for no disk and no standby. If a crash undoes it, the calls are there again, and so are the waiting jobs. It is never
+    -- undone alone: the claim of such a job waits for its own commit, and so for all before it. With a job that was leased it waits: or a token
+    -- could come twice.
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
   if jobs > 0 then
     insert into {{.schema}}.lane_places (lane, id)
     select l.lane, u.id
@@ -1990,10 +2000,6 @@ begin
       more := more || limits;
     end if;
     if ids is not null then
-      if jobs = 1 and not slotted[1] then
-        select now + lease::float8 * interval '1 microsecond' into until
-          from {{.schema}}.job_waits where id = ids[1] and lost = 0 and queue = next_queue and kind = any (next_kinds);
-      end if;
       queues := {{.schema}}.go_live(ids, times, slotted, until, case when until is not null then next_holder end, place, true);
       if until is not null then
         select j.* into leased from {{.schema}}.jobs j where j.id = ids[1];
@@ -2011,13 +2017,6 @@ begin
   if lines <> '{}' then
     f := {{.schema}}.follow(lines, place, again);
     jobs := jobs + f.went; queues := queues || f.queues; cancel := f.cancel;
-  end if;
-
-  -- This waits for no disk and no standby. If a crash undoes it, the calls are there again, and so are the waiting jobs. It is never
-  -- undone alone: the claim of such a job waits for its own commit, and so for all before it. With a job that was leased it waits: or a token
-  -- could come twice.
-  if until is null then
-    perform set_config('synchronous_commit', 'off', true);
   end if;
 end
 $promote$;

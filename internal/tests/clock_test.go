@@ -12,11 +12,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
 // trapClock gives a database whose clock the test moves: the library's statements find a statement_timestamp() of the
-// test's before they find that of Postgres.
+// test's before they find that of Postgres, and so do the functions of the schema.
 func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 	t.Helper()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
@@ -28,8 +29,15 @@ func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 		`insert into clock.shift values ('0')`,
 		`create function clock.statement_timestamp() returns timestamptz stable language sql as
 		 'select pg_catalog.statement_timestamp() + (select by from clock.shift)'`,
+		`do $$
+		declare f text;
+		begin
+		  for f in select oid::regprocedure::text from pg_proc where pronamespace = (select relnamespace from pg_class where oid = '` + db.Schema + `.jobs'::regclass) loop
+		    execute 'alter function ' || f || ' set search_path = clock, pg_catalog, pg_temp';
+		  end loop;
+		end $$`,
 	} {
-		_, err := db.Pool.Exec(t.Context(), sql)
+		_, err := conformance.Owner(t, db).Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
 	db.Pool.Reset()

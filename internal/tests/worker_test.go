@@ -1285,7 +1285,7 @@ func TestWake_AProducerThatLearnsLateThatNobodyWaited(t *testing.T) {
 			rested.CompareAndSwap(false, announced.Load() && strings.Contains(sql, asksNext))
 		},
 		after: func(sql string) {
-			if strings.Contains(sql, ".wake(") && asked.CompareAndSwap(false, true) {
+			if strings.Contains(sql, ".enqueue_one(") && asked.CompareAndSwap(false, true) {
 				<-release
 			}
 		},
