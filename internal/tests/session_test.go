@@ -285,8 +285,8 @@ func TestSession_AMessageThatArrivesInPartLocksNothing(t *testing.T) {
 			var once sync.Once
 			cut := make(chan struct{})
 			behind := through(t, db, "cut "+db.Pool.Config().ConnConfig.Database, &made, func(_ int64, piece []byte, pass func([]byte)) {
-				lock := bytes.Index(piece, []byte("lane_locks order by slot for update"))
-				if next := bytes.Index(piece, []byte("lowered order by lane for update")); lock >= 0 && next > lock {
+				lock := bytes.Index(piece, []byte(".settle_limits("))
+				if next := bytes.LastIndex(piece, []byte("commit")); lock >= 0 && next > lock {
 					pass(piece[:next])
 					once.Do(func() { close(cut) })
 					return
