@@ -129,6 +129,7 @@ func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *test
 	// A job from the overlap does not move the position back. A clock that is a little behind does not either.
 	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
 	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
+	require.Equal(t, position{PriorityLow, cursorAt(2000).Add(-overlap), 0}, c.from(lookWhole)[2], "a claim that looks back does")
 
 	// A rescan brings a job forward to the position. The next claim begins with the first id of the position's time,
 	// whether it looks back or not.

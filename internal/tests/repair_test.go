@@ -891,6 +891,14 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: waited[0]}, {ID: a}}})
 	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: waited[many-1]}, {ID: b}}})
 	cancelled(append(waited, a, b)...)
+	// The first of them has somebody waiting, and the last one is in the next part: that locks the key of the latter.
+	var named []int64
+	for i := range many {
+		named = append(named, alone(onceq.Job{Key: fmt.Sprintf("named %03d", i)}))
+	}
+	c := alone(onceq.Job{})
+	_ = alone(onceq.Job{After: []onceq.JobRef{{ID: named[0]}, {ID: c}}})
+	cancelled(append(named, c)...)
 	// Two generations of the same keys, in opposite orders, without fences: a redrive makes them.
 	keyed := func(reverse bool) []int64 {
 		jobs := make([]onceq.Job, many)
@@ -921,6 +929,7 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 		"CancelMany":  same(running, func(ids ...int64) onceq.Filter { return onceq.Filter{IDs: ids} }, cancel),
 		"that follow": {filter: past(member, follower, newer), first: redrive, then: func(ctx context.Context, tx pgx.Tx) error { return discard(ctx, tx, past(follower, newer)) }},
 		"their keys":  {filter: past(append(append([]int64{y}, between...), z)...), first: redrive, before: enqueue("y"), then: enqueue("z")},
+		"key, wait":   {filter: past(named...), first: redrive, before: enqueue(fmt.Sprintf("named %03d", many-1)), then: redriveOne(c)},
 		"made keys":   {filter: past(forth...), first: redrive, then: redriveBack},
 		"who waits":   {filter: past(waited...), first: redrive, before: redriveOne(a), then: redriveOne(b)},
 	} {
