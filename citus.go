@@ -17,7 +17,7 @@ import (
 // that are slow, that need a two-phase commit, or that it does not know. The statements of this package that are not so are
 // sent in parts there, in one transaction: this file has the parts. What they have in common:
 //
-//   - The sequence is on the coordinator, so ids are drawn first (sqlDraw), by a statement that names no table. The time comes
+//   - The sequence is on the coordinator, so ids are drawn first, by a statement that names no table. The time comes
 //     with them: it is the time of everything that the parts write.
 //   - "from onceq.meta" says where an insert belongs. The table has one row.
 //   - Plans are not generic: for one Citus says "could not create distributed plan", or ends with a segmentation fault.
