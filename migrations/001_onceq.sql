@@ -2644,8 +2644,384 @@ select id, at, who, what, job_id, about, why, outcome from {{.schema}}.actions;
 create view {{.schema}}.v_counts as
 select minute, queue, kind, started, completed, failed, dead, took::numeric / 1000000.0 as seconds from {{.schema}}.job_counts;
 
+-- Functions for SQL and other languages; docs/sql.md shows them in use. Their names, arguments, columns and the codes of their errors are stable, as
+-- those of the views are: OQ010 for bad input, OQ011 for a key that other work has, OQ012 for a strict job whose key is taken, OQ013 for a key that is
+-- neither free nor visible. They run with the rights of the schema's owner, and only who was granted them may call them (migrations.Grants, ProducerGrants).
+
+-- What two values have in common that are equal as jsonb: members in the order of their names' bytes, no white space, the shortest escapes, and
+-- numbers by their value (internal/jsonb; a test compares). With fields only these members of the outermost object count.
+create function {{.schema}}.canonical(value jsonb, fields text[], depth integer) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $canonical$
+declare
+  digits text;
+  power  integer;
+begin
+  if depth > 500 then
+    raise exception 'onceq: payload is nested deeper than 500' using errcode = 'OQ010';
+  end if;
+  case jsonb_typeof(value)
+  when 'object' then
+    return '{' || coalesce((select string_agg(m.name || ':' || m.text, ',' order by m.name collate "C")
+                              from (select {{.schema}}.canonical_text(e.key) as name, {{.schema}}.canonical(e.value, null, depth + 1) as text
+                                      from jsonb_each(value) e where fields is null or e.key = any (fields)) m), '') || '}';
+  when 'array' then
+    return '[' || coalesce((select string_agg({{.schema}}.canonical(e.value, null, depth + 1), ',' order by e.n)
+                              from jsonb_array_elements(value) with ordinality as e(value, n)), '') || ']';
+  when 'string' then
+    return {{.schema}}.canonical_text(value #>> '{}');
+  when 'number' then
+    digits := ltrim(value #>> '{}', '-');
+    power := -length(split_part(digits, '.', 2));
+    digits := replace(digits, '.', '');
+    power := power + length(digits) - length(rtrim(digits, '0'));
+    digits := ltrim(rtrim(digits, '0'), '0');
+    if digits = '' then
+      return '0';
+    end if;
+    return case when left(value #>> '{}', 1) = '-' then '-' else '' end || digits || case when power <> 0 then 'e' || power::text else '' end;
+  else
+    return value::text;
+  end case;
+end
+$canonical$;
+
+create function {{.schema}}.canonical_text(value text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $canonical_text$
+begin
+  value := replace(replace(value, chr(92), chr(92) || chr(92)), '"', chr(92) || '"');
+  if value ~ E'[\\x01-\\x1f]' then
+    for i in 1 .. 31 loop
+      value := replace(value, chr(i), chr(92) || 'u' || lpad(to_hex(i), 4, '0'));
+    end loop;
+  end if;
+  return '"' || value || '"';
+end
+$canonical_text$;
+
+-- Refuses a name that names nothing or is too long, as Enqueue does.
+create function {{.schema}}.check_name(what text, name text, most integer) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $check_name$
+begin
+  if coalesce(name, '') = '' then
+    raise exception 'onceq: % is empty', what using errcode = 'OQ010';
+  elsif octet_length(name) > most then
+    raise exception 'onceq: % has % bytes; at most %', what, octet_length(name), most using errcode = 'OQ010', hint = 'Use a shorter one, or a hash of it.';
+  elsif name !~ '[^[:space:]]' then
+    raise exception 'onceq: % is only white space', what using errcode = 'OQ010';
+  end if;
+end
+$check_name$;
+
+-- Checks a job that is to be enqueued, and gives it as the tables have it.
+create function {{.schema}}.job_of(kind text, payload jsonb, bytes bytea, key text, options jsonb,
+                                   out queue text, out scope text, out priority smallint, out attempts smallint, out at bigint, out delay bigint, out lifetime bigint, out metadata text,
+                                   out line text, out path text, out rule smallint, out fingerprint bytea, out strictly boolean, out fields text[])
+language plpgsql stable set search_path = pg_catalog, pg_temp as $job_of$
+#variable_conflict use_variable
+declare
+  name text;
+  kinds constant jsonb := '{"queue": "string", "scope": "string", "priority": "string", "run_at": "string", "delay": "string", "lane": "string", "lane_family": "string",
+    "overtake": "boolean", "stop_lane": "boolean", "limit": "string", "max_attempts": "number", "metadata": "object", "window": "string", "strict": "boolean",
+    "fields": "array", "ignore_payload": "boolean"}';
+begin
+  options := coalesce(options, '{}');
+  if jsonb_typeof(options) <> 'object' then
+    raise exception 'onceq: options is a JSON %, and not an object', jsonb_typeof(options) using errcode = 'OQ010';
+  end if;
+  for name in select jsonb_object_keys(options) loop
+    if kinds -> name is null then
+      raise exception 'onceq: option % is not known', to_json(name) using errcode = 'OQ010',
+        hint = 'Possible: ' || (select string_agg(k, ', ' order by k) from jsonb_object_keys(kinds) k) || '.';
+    elsif jsonb_typeof(options -> name) <> kinds ->> name then
+      raise exception 'onceq: option % is a JSON %, and not %', name, jsonb_typeof(options -> name), kinds ->> name using errcode = 'OQ010';
+    end if;
+  end loop;
+  perform {{.schema}}.check_name('kind', kind, 128);
+  queue := coalesce(options ->> 'queue', 'default');
+  perform {{.schema}}.check_name('queue', queue, 128);
+  if octet_length(payload::text) > 1048576 or octet_length(bytes) > 1048576 then
+    raise exception 'onceq: payload has more than 1048576 bytes' using errcode = 'OQ010', hint = 'Store it elsewhere and pass a reference.';
+  end if;
+
+  strictly := coalesce((options ->> 'strict')::boolean, false);
+  if key is null then
+    foreach name in array array['scope', 'window', 'strict', 'fields', 'ignore_payload'] loop
+      if options -> name is not null then
+        raise exception 'onceq: option % is set without a key', name using errcode = 'OQ010';
+      end if;
+    end loop;
+  else
+    perform {{.schema}}.check_name('key', key, 512);
+    scope := coalesce(options ->> 'scope', kind);
+    perform {{.schema}}.check_name('scope', scope, 256);
+    if options -> 'fields' is not null then
+      if bytes is not null or jsonb_typeof(payload) <> 'object' then
+        raise exception 'onceq: fields names members of the payload, which is no object' using errcode = 'OQ010';
+      end if;
+      if exists (select from jsonb_array_elements(options -> 'fields') e where jsonb_typeof(e) <> 'string') then
+        raise exception 'onceq: fields has something else than names' using errcode = 'OQ010';
+      end if;
+      fields := array(select jsonb_array_elements_text(options -> 'fields'));
+    end if;
+    fingerprint := convert_to(case when kind = scope then '' else kind end, 'UTF8');
+    if coalesce((options ->> 'ignore_payload')::boolean, false) then
+      fingerprint := decode('0100', 'hex') || fingerprint;
+    elsif bytes is not null then
+      fingerprint := decode('0110', 'hex') || substring(sha256(convert_to('b', 'UTF8') || bytes) from 1 for 16) || fingerprint;
+    else
+      fingerprint := decode('0110', 'hex') || substring(sha256(convert_to('j' || {{.schema}}.canonical(payload, fields, 0), 'UTF8')) from 1 for 16) || fingerprint;
+    end if;
+  end if;
+
+  case coalesce(options ->> 'priority', 'normal')
+  when 'high' then priority := -1;
+  when 'normal' then priority := 0;
+  when 'low' then priority := 1;
+  else raise exception 'onceq: priority is %; possible: high, normal, low', options -> 'priority' using errcode = 'OQ010';
+  end case;
+  if coalesce((options ->> 'max_attempts')::numeric, 1) not between 1 and 32767 or (options ->> 'max_attempts')::numeric % 1 <> 0 then
+    raise exception 'onceq: max_attempts is %; 1 to 32767 is possible', options -> 'max_attempts' using errcode = 'OQ010';
+  end if;
+  attempts := coalesce((options ->> 'max_attempts')::numeric, 25);
+
+  begin
+    at := ceil(extract(epoch from (options ->> 'run_at')::timestamptz) * 1000000);
+    delay := ceil(extract(epoch from (options ->> 'delay')::interval) * 1000000);
+    lifetime := case options ->> 'window' when 'until_finished' then 0 when 'forever' then -1
+                else coalesce(ceil(extract(epoch from (options ->> 'window')::interval) * 1000), 86400000) end;
+  exception when data_exception or feature_not_supported then
+    raise exception 'onceq: run_at is no time, or delay or window is no interval: %', sqlerrm using errcode = 'OQ010',
+      hint = 'As in {"run_at": "2030-01-31T08:00:00Z"}, {"delay": "90 seconds"}, {"window": "7 days"}; window may be until_finished or forever, too.';
+  end;
+  if at is not null and delay is not null then
+    raise exception 'onceq: run_at and delay are both set; use one' using errcode = 'OQ010';
+  elsif delay < 0 then
+    raise exception 'onceq: delay is negative' using errcode = 'OQ010';
+  elsif at not between -62135596800000000 and 253402300799999000 or delay > 9223372036854775 then
+    raise exception 'onceq: run_at or delay is beyond the year 9999' using errcode = 'OQ010';
+  elsif lifetime < -1 or lifetime = -1 and options ->> 'window' <> 'forever' or lifetime = 0 and options ->> 'window' <> 'until_finished' then
+    raise exception 'onceq: window is not positive; use an interval, until_finished or forever' using errcode = 'OQ010';
+  end if;
+
+  if options -> 'metadata' is not null then
+    if exists (select from jsonb_each(options -> 'metadata') m where jsonb_typeof(m.value) <> 'string') then
+      raise exception 'onceq: metadata has a member that is no string' using errcode = 'OQ010';
+    end if;
+    metadata := nullif(options ->> 'metadata', '{}');
+    if octet_length(metadata) > 16384 then
+      raise exception 'onceq: metadata has % bytes; at most 16384', octet_length(metadata) using errcode = 'OQ010';
+    end if;
+  end if;
+
+  rule := coalesce((options ->> 'overtake')::boolean, false)::integer | coalesce((options ->> 'stop_lane')::boolean, false)::integer * 2;
+  if options -> 'lane' is null and (rule <> 0 or options -> 'lane_family' is not null) then
+    raise exception 'onceq: lane_family, overtake or stop_lane is set without a lane' using errcode = 'OQ010';
+  end if;
+  if options -> 'lane' is not null then
+    name := coalesce(options ->> 'lane_family', kind);
+    perform {{.schema}}.check_name('lane_family', name, 128);
+    perform {{.schema}}.check_name('lane', options ->> 'lane', 256);
+    if strpos(name, '/') > 0 or strpos(name || (options ->> 'lane'), chr(31)) > 0 then
+      raise exception 'onceq: lane_family contains a slash, or the lane a unit separator' using errcode = 'OQ010';
+    end if;
+    line := name || '/' || (options ->> 'lane');
+  end if;
+  if options -> 'limit' is not null then
+    name := options ->> 'limit';
+    perform {{.schema}}.check_name('limit', name, 256);
+    if left(name, 1) = '/' or right(name, 1) = '/' or strpos(name, chr(31)) > 0 then
+      raise exception 'onceq: limit begins or ends with a slash, or contains a unit separator' using errcode = 'OQ010';
+    end if;
+    path := coalesce(line, '') || chr(31) || '/' || name;
+    line := coalesce(line, '/' || name);
+  end if;
+end
+$job_of$;
+
+-- Answers for a job whose key was taken a moment ago: with the job that has it, or with an error if that is other work. The id is null if the key is free by now.
+create function {{.schema}}.met(kind text, payload jsonb, bytes bytea, key text, scope text, fingerprint bytea, strictly boolean, fields text[],
+                                out id bigint, out duplicate boolean, out state text, out output jsonb)
+language plpgsql set search_path = pg_catalog, pg_temp as $met$
+#variable_conflict use_variable
+declare
+  fence record;
+  first record;
+  other text;   -- the kind of the job that has the key
+  words text;
+begin
+  select f.* into fence
+    from {{.schema}}.job_fences f
+   where f.class = 0 and f.scope = met.scope and f.key = met.key
+     and not (f.state in (3, 4, 5) and f.lifetime >= 0
+              and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+              or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20);
+  if not found then
+    return;
+  end if;
+  id := fence.job_id; duplicate := true; output := fence.result;
+  select v.state, v.payload, v.payload_bytes into first from {{.schema}}.v_jobs v where v.id = fence.job_id limit 1;
+  state := case fence.state when 3 then 'completed' when 4 then 'dead' when 5 then 'cancelled' when 6 then 'held' else coalesce(first.state, 'waiting') end;
+  -- What is unknown in one of the two fingerprints counts as equal: its version, or its payload.
+  if get_byte(fence.fingerprint, 0) = 1 then
+    other := convert_from(substring(fence.fingerprint from 3 + get_byte(fence.fingerprint, 1)), 'UTF8');
+    if other <> convert_from(substring(fingerprint from 3 + get_byte(fingerprint, 1)), 'UTF8') then
+      words := format('the key %s in the scope %s belongs to job %s of the kind %s', to_json(key), to_json(scope), id, to_json(case when other = '' then scope else other end));
+    elsif get_byte(fence.fingerprint, 1) > 0 and get_byte(fingerprint, 1) > 0
+          and substring(fence.fingerprint from 3 for get_byte(fence.fingerprint, 1)) <> substring(fingerprint from 3 for get_byte(fingerprint, 1)) then
+      words := format('the key %s in the scope %s belongs to job %s with another payload', to_json(key), to_json(scope), id);
+      select 'Members that differ: ' || string_agg(d.name, ', ' order by d.name) into other
+        from (select coalesce(a.key, b.key) as name
+                from jsonb_each(case when jsonb_typeof(payload) = 'object' then payload else '{}' end) a
+                full join jsonb_each(case when jsonb_typeof(first.payload) = 'object' then first.payload else '{}' end) b on a.key = b.key
+               where a.value is distinct from b.value and (fields is null or coalesce(a.key, b.key) = any (fields))
+               order by 1 limit 10) d
+       where first.payload is not null and bytes is null;
+    end if;
+  end if;
+  if words is not null then
+    raise exception 'onceq: %', words using errcode = 'OQ011', detail = coalesce(other, ''), hint = 'The same work needs the same payload, and other work another key.';
+  elsif strictly then
+    raise exception 'onceq: the key % in the scope % is taken by job %, which is %', to_json(key), to_json(scope), id, state using errcode = 'OQ012';
+  end if;
+end
+$met$;
+
+-- Enqueues a job in the caller's transaction: see Queue.Enqueue. A key that is taken is no error: the answer has the job that has it, in which state that is, and its
+-- result once it is completed.
+create function {{.schema}}.enqueue(kind text, payload jsonb default 'null', key text default null, options jsonb default '{}',
+                                    out id bigint, out duplicate boolean, out state text, out output jsonb)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $enqueue$
+#variable_conflict use_variable
+begin
+  select e.* into id, duplicate, state, output from {{.schema}}.enqueue_either(kind, coalesce(payload, 'null'), null, key, options) e;
+end
+$enqueue$;
+
+-- The same for a payload of bytes.
+create function {{.schema}}.enqueue_bytes(kind text, payload bytea, key text default null, options jsonb default '{}',
+                                          out id bigint, out duplicate boolean, out state text, out output jsonb)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $enqueue_bytes$
+#variable_conflict use_variable
+begin
+  select e.* into id, duplicate, state, output from {{.schema}}.enqueue_either(kind, null, coalesce(payload, ''), key, options) e;
+end
+$enqueue_bytes$;
+
+create function {{.schema}}.enqueue_either(kind text, payload jsonb, bytes bytea, key text, options jsonb,
+                                           out id bigint, out duplicate boolean, out state text, out output jsonb)
+language plpgsql set search_path = pg_catalog, pg_temp as $enqueue_either$
+#variable_conflict use_variable
+declare
+  j record := {{.schema}}.job_of(kind, payload, bytes, key, options);
+  e record;
+begin
+  for try in 1 .. 10 loop
+    e := {{.schema}}.enqueue_one((select tableoid from {{.schema}}.ids), j.queue, kind, payload::text, j.attempts, j.priority, j.scope, key, j.lifetime, j.fingerprint,
+                                 j.at, j.delay, j.metadata, bytes, (random() * 9223372036854775000)::bigint, false, j.line, j.rule, j.path);
+    if e.id is not null then
+      id := e.id; duplicate := false; state := case when e.delayed then 'delayed' else 'waiting' end;
+      return;
+    end if;
+    select m.* into id, duplicate, state, output from {{.schema}}.met(kind, payload, bytes, key, j.scope, j.fingerprint, j.strictly, j.fields) m;
+    if id is not null then
+      return;
+    end if;
+  end loop;
+  raise exception 'onceq: the key % in the scope % is neither free nor visible here', to_json(key), to_json(j.scope) using errcode = 'OQ013',
+    hint = 'Try it again in a new transaction, at READ COMMITTED.';
+end
+$enqueue_either$;
+
+-- Enqueues many jobs, all or none: an array of objects with kind, payload, key and the options. The answers are in the order of the jobs. Keys are taken in the order of scope and
+-- key, so that two callers with the same keys do not deadlock.
+create function {{.schema}}.enqueue_many(jobs jsonb) returns table (id bigint, duplicate boolean, state text, output jsonb)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $enqueue_many$
+#variable_conflict use_variable
+declare
+  a jsonb;
+  j record;
+  e record;
+  n integer := 0;
+  kinds text[] := '{}'; payloads text[] := '{}'; keys text[] := '{}'; fingerprints bytea[] := '{}';
+  queues text[] := '{}'; scopes text[] := '{}'; metadatas text[] := '{}'; priorities integer[] := '{}'; attempts integer[] := '{}';
+  ats bigint[] := '{}'; delays bigint[] := '{}'; lifetimes bigint[] := '{}'; lines text[] := '{}'; rules smallint[] := '{}'; paths text[] := '{}';
+  stricts boolean[] := '{}'; fields jsonb[] := '{}';
+begin
+  if jsonb_typeof(jobs) is distinct from 'array' then
+    raise exception 'onceq: jobs is no JSON array' using errcode = 'OQ010';
+  end if;
+  for a in select jsonb_array_elements(jobs) loop
+    n := n + 1;
+    begin
+      if jsonb_typeof(a) <> 'object' or jsonb_typeof(coalesce(a -> 'kind', '""')) <> 'string' or jsonb_typeof(coalesce(a -> 'key', '""')) not in ('string', 'null') then
+        raise exception 'onceq: it is no object with a kind, and a key that is a string' using errcode = 'OQ010';
+      end if;
+      j := {{.schema}}.job_of(a ->> 'kind', coalesce(a -> 'payload', 'null'), null, a ->> 'key', a - 'kind' - 'payload' - 'key');
+    exception when sqlstate 'OQ010' then
+      raise exception 'onceq: job %: %', n, replace(sqlerrm, 'onceq: ', '') using errcode = 'OQ010';
+    end;
+    kinds := kinds || (a ->> 'kind'); payloads := payloads || coalesce(a -> 'payload', 'null')::text; keys := keys || coalesce(a ->> 'key', ''); fingerprints := fingerprints || j.fingerprint;
+    queues := queues || j.queue; scopes := scopes || coalesce(j.scope, ''); metadatas := metadatas || coalesce(j.metadata, ''); priorities := priorities || j.priority::integer;
+    attempts := attempts || j.attempts::integer; ats := ats || coalesce(j.at, 0); delays := delays || coalesce(j.delay, 0); lifetimes := lifetimes || j.lifetime;
+    lines := lines || coalesce(j.line, ''); rules := rules || j.rule; paths := paths || coalesce(j.path, ''); stricts := stricts || j.strictly; fields := fields || to_jsonb(j.fields);
+  end loop;
+  if n = 0 then
+    return;
+  end if;
+  if exists (select from unnest(scopes, keys) as u(scope, key) where u.scope <> '' group by u.scope, u.key having count(*) > 1) then
+    raise exception 'onceq: a key is twice in jobs: %', (select to_json(min(d.key)) from (select u.key from unnest(scopes, keys) as u(scope, key) where u.scope <> '' group by u.scope, u.key having count(*) > 1) d)
+      using errcode = 'OQ010';
+  end if;
+  e := {{.schema}}.enqueue_jobs((select tableoid from {{.schema}}.ids), array(select generate_series(1, n)), payloads, null, keys, fingerprints, null,
+                                queues, kinds, scopes, metadatas, priorities, attempts, ats, delays, lifetimes, (random() * 9223372036854775000)::bigint, false,
+                                lines, rules, paths, array_fill(null::smallint, array[n]), null, false);
+  for i in 1 .. n loop
+    id := null; duplicate := false; output := null;
+    if scopes[i] = '' or e.ids[i] = any (e.accepted) then
+      id := e.ids[i]; state := case when e.delayed[i] then 'delayed' else 'waiting' end;
+    else
+      select x.* into id, duplicate, state, output
+        from {{.schema}}.enqueue_either(kinds[i], payloads[i]::jsonb, null, keys[i], (jobs -> (i - 1)) - 'kind' - 'payload' - 'key') x;
+    end if;
+    return next;
+  end loop;
+end
+$enqueue_many$;
+
+-- Emits an event in the caller's transaction: see Queue.Emit. It returns whether it was the first one of that scope and key.
+create function {{.schema}}.emit(scope text, key text, payload jsonb default 'null') returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $emit_event$
+begin
+  perform {{.schema}}.check_name('scope', scope, 256);
+  perform {{.schema}}.check_name('key', key, 512);
+  return {{.schema}}.emit(scope, key, coalesce(payload, 'null'), 2592000000, (random() * 9223372036854775000)::bigint, false);
+end
+$emit_event$;
+
+revoke execute on function {{.schema}}.enqueue(text, jsonb, text, jsonb) from public;
+revoke execute on function {{.schema}}.enqueue_bytes(text, bytea, text, jsonb) from public;
+revoke execute on function {{.schema}}.enqueue_many(jsonb) from public;
+revoke execute on function {{.schema}}.emit(text, text, jsonb) from public;
+
+-- A job, for who may read the views.
+create function {{.schema}}.job(id bigint) returns setof {{.schema}}.v_jobs
+language sql stable set search_path = pg_catalog, pg_temp as $job$
+select v.* from {{.schema}}.v_jobs v where v.id = $1
+$job$;
+
 ---- create above / drop below ----
 
+drop function {{.schema}}.job(bigint);
+drop function {{.schema}}.emit(text, text, jsonb);
+drop function {{.schema}}.enqueue_many(jsonb);
+drop function {{.schema}}.enqueue_bytes(text, bytea, text, jsonb);
+drop function {{.schema}}.enqueue(text, jsonb, text, jsonb);
+drop function {{.schema}}.enqueue_either(text, jsonb, bytea, text, jsonb);
+drop function {{.schema}}.met(text, jsonb, bytea, text, text, bytea, boolean, text[]);
+drop function {{.schema}}.job_of(text, jsonb, bytea, text, jsonb);
+drop function {{.schema}}.check_name(text, text, integer);
+drop function {{.schema}}.canonical(jsonb, text[], integer);
+drop function {{.schema}}.canonical_text(text);
 drop view {{.schema}}.v_counts;
 drop view {{.schema}}.v_actions;
 drop view {{.schema}}.v_schedules;

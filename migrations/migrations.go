@@ -363,8 +363,21 @@ grant execute on all functions in schema $schema to $role;
 `)
 }
 
+// ProducerGrants returns the statements that let a role enqueue jobs and emit events by the functions of the schema (docs/sql.md), and
+// nothing else: it sees no job but by the answer to its own call. Run them as Grants.
+func ProducerGrants(schema, role string) string {
+	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
+	return strings.NewReplacer("$schema", ident, "$role", to).Replace(
+		`grant usage on schema $schema to $role;
+grant execute on function $schema.enqueue(text, jsonb, text, jsonb) to $role;
+grant execute on function $schema.enqueue_bytes(text, bytea, text, jsonb) to $role;
+grant execute on function $schema.enqueue_many(jsonb) to $role;
+grant execute on function $schema.emit(text, text, jsonb) to $role;
+`)
+}
+
 // tag matches what begins and ends the text of a function that names the schema: rule_test.go compares it with the files.
-var tag = regexp.MustCompile(`\$(begin_await|call|call_families|cancel|cancel_followers|citus|discard|emit|enqueue_jobs|enqueue_one|finish|finish_next|follow|give_back|go_live|hand_over|hurry|insert_members|keep_history|mark_members|promote|rate_of|redrive|replace_jobs|set_limit|settle_limits|statistics|sweep_members|take_fence|take_slots|tell|wake)\$`)
+var tag = regexp.MustCompile(`\$(begin_await|call|call_families|cancel|cancel_followers|canonical|canonical_text|check_name|citus|discard|emit|emit_event|enqueue|enqueue_bytes|enqueue_either|enqueue_jobs|enqueue_many|enqueue_one|finish|finish_next|follow|give_back|go_live|hand_over|hurry|insert_members|job|job_of|keep_history|mark_members|met|promote|rate_of|redrive|replace_jobs|set_limit|settle_limits|statistics|sweep_members|take_fence|take_slots|tell|wake)\$`)
 
 // checkName refuses the names that Postgres would refuse, truncate or reserve, and those that may end the text of a function.
 func checkName(schema string) error {

@@ -187,6 +187,7 @@ func TestAnEmptyDatabase(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, codeSchema, do(t, db.URL, "check").code)
 	require.Equal(t, migrations.Grants("onceq", "shop"), fine(t, "", "migrate", "grants", "shop"))
+	require.Equal(t, migrations.ProducerGrants("onceq", "shop"), fine(t, "", "migrate", "grants", "shop", "--producer"))
 }
 
 // What the command advises looks at the schema that the call looked at.

@@ -288,13 +288,18 @@ func (a *app) sqlCommand() *cobra.Command {
 }
 
 func (a *app) grantsCommand() *cobra.Command {
-	return &cobra.Command{
+	var producer bool
+	cmd := &cobra.Command{
 		Use:   "grants ROLE",
 		Short: "Print the grants that a role of workers and producers needs",
-		Long:  "grants prints SQL, for the owner of the tables to run: onceq migrate grants shop | psql. It connects to no database. Run it after every migration.",
-		Args:  cobra.ExactArgs(1),
+		Long: "grants prints SQL, for the owner of the tables to run: onceq migrate grants shop | psql. It connects to no database. Run it after every migration. " +
+			"With --producer the role may only enqueue and emit, by the functions enqueue, enqueue_bytes, enqueue_many and emit.",
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			sql := migrations.Grants(a.schema, args[0])
+			if producer {
+				sql = migrations.ProducerGrants(a.schema, args[0])
+			}
 			if a.json {
 				return a.printJSON(map[string]any{"sql": sql})
 			}
@@ -302,6 +307,8 @@ func (a *app) grantsCommand() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&producer, "producer", false, "for a role that only enqueues and emits from SQL")
+	return cmd
 }
 
 func (a *app) checkCommand() *cobra.Command {

@@ -1,0 +1,337 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// bySQL enqueues by the function of the schema.
+func bySQL(ctx context.Context, db *pgxpool.Pool, kind, payload string, key *string, options string) (r onceq.Result, err error) {
+	var state string
+	var output *string
+	err = db.QueryRow(ctx, `select id, duplicate, state, output::text from onceq.enqueue($1::text, $2::text::jsonb, $3::text, $4::text::jsonb)`, kind, payload, key, options).
+		Scan(&r.ID, &r.Duplicate, &state, &output)
+	if err == nil {
+		err = r.State.UnmarshalText([]byte(state))
+	}
+	if output != nil {
+		r.Output = json.RawMessage(*output)
+	}
+	return r, err
+}
+
+// A job that SQL has enqueued is a duplicate for Go and the other way round, whatever the payload and the fields are.
+func TestSQL_OneKeyForGoAndSQL(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	for i, c := range []struct {
+		payload, same, other string
+		fields               []string
+	}{
+		{`1`, `1.0`, `1.01`, nil},
+		{`{"a":1,"b":[true,null,"x"]}`, `{ "b":[true,null,"x"], "a":1e0 }`, `{"a":1,"b":[true,null,"y"]}`, nil},
+		{`"é\n\u0001\\\" \u007f/"`, `"\u00e9\u000a\u0001\\\"\u0020\u007f\/"`, `"e\u0301"`, nil},
+		{`{"n":12345678901234567890.1200,"m":-0}`, `{"m":0,"n":1234567890123456789012e-2}`, `{"m":0,"n":12345678901234567890.1201}`, nil},
+		{`{"id":7,"at":"now"}`, `{"id":7,"at":"later","more":1}`, `{"id":8,"at":"now"}`, []string{"id"}},
+		{`{"a!":1,"a":2,"":3,"a\"":4,"ä":5}`, `{"ä":5,"":3,"a\"":4,"a":2,"a!":1}`, `{}`, nil},
+		{`null`, `null`, `"null"`, nil},
+		{`[]`, `[ ]`, `{}`, nil},
+		{`[0.000120,100,1e30,-5e-3]`, `[12e-5,1e2,1000000000000000000000000000000,-0.005]`, `[12e-5,1e2,1e29,-0.005]`, nil},
+	} {
+		options := func(scope string) string {
+			all := map[string]any{"scope": scope}
+			if c.fields != nil {
+				all["fields"] = c.fields
+			}
+			text, err := json.Marshal(all)
+			require.NoError(t, err)
+			return string(text)
+		}
+		byGo := func(payload, scope, key string) (onceq.Result, error) {
+			return db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Scope: scope, Key: key, Payload: json.RawMessage(payload), Fields: c.fields})
+		}
+		key := fmt.Sprint("key", i)
+		for _, scope := range []string{"k", "another"} {
+			first, err := byGo(c.payload, scope, key)
+			require.NoError(t, err)
+			again, err := bySQL(ctx, db.Pool, "k", c.same, &key, options(scope))
+			require.NoError(t, err, c.same)
+			require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, again)
+			_, err = bySQL(ctx, db.Pool, "k", c.other, &key, options(scope))
+			require.Equal(t, "OQ011", sqlstate.Of(err), c.other)
+
+			back := key + " back"
+			first, err = bySQL(ctx, db.Pool, "k", c.payload, &back, options(scope))
+			require.NoError(t, err)
+			require.False(t, first.Duplicate)
+			again, err = byGo(c.same, scope, back)
+			require.NoError(t, err)
+			require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, again)
+			var mismatch *onceq.MismatchError
+			_, err = byGo(c.other, scope, back)
+			require.ErrorAs(t, err, &mismatch)
+		}
+	}
+	require.NoError(t, db.Check())
+}
+
+// What Enqueue of Go answers, the function answers too.
+func TestSQL_AnswersOfADuplicate(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx, key, members := t.Context(), "one", "members"
+	kind := onceq.Kind[int]{Name: "k"}
+	first, err := bySQL(ctx, db.Pool, "k", `1`, &key, `{"delay": "1 hour", "window": "1 hour"}`)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: first.ID, State: onceq.StateDelayed}, first)
+	again, err := bySQL(ctx, db.Pool, "k", `1`, &key, `{}`)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateDelayed}, again)
+	_, err = bySQL(ctx, db.Pool, "k", `1`, &key, `{"strict": true}`)
+	require.Equal(t, "OQ012", sqlstate.Of(err))
+	require.ErrorContains(t, err, fmt.Sprintf(`is taken by job %d, which is delayed`, first.ID))
+	_, err = bySQL(ctx, db.Pool, "k", `{"amount": 2}`, &key, `{}`)
+	require.Equal(t, "OQ011", sqlstate.Of(err))
+	_, err = bySQL(ctx, db.Pool, "other", `1`, &key, `{"scope": "k"}`)
+	require.ErrorContains(t, err, fmt.Sprintf(`belongs to job %d of the kind "k"`, first.ID))
+
+	db.Advance(2 * time.Hour)
+	db.RunOne(kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { return l.SetResult(map[string]int{"n": 7}) }))
+	again, err = bySQL(ctx, db.Pool, "k", `1`, &key, `{}`)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted, Output: json.RawMessage(`{"n": 7}`)}, again)
+	db.Advance(2 * time.Hour) // the window is over
+	next, err := bySQL(ctx, db.Pool, "k", `1`, &key, `{}`)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: next.ID, State: onceq.StateWaiting}, next)
+	require.Greater(t, next.ID, first.ID)
+
+	_, err = bySQL(ctx, db.Pool, "k", `{"a": 1, "b": {"c": 2}, "d": 3}`, &members, `{}`)
+	require.NoError(t, err)
+	_, err = bySQL(ctx, db.Pool, "k", `{"a": 1, "b": {"c": 3}, "e": 3}`, &members, `{}`)
+	var refused *pgconn.PgError
+	require.True(t, errors.As(err, &refused))
+	require.Equal(t, "Members that differ: b, d, e", refused.Detail)
+	require.NoError(t, db.Check())
+}
+
+// Each option arrives where Go puts it.
+func TestSQL_OptionsAreThoseOfGo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	at := time.Date(2030, 1, 31, 8, 0, 0, 0, time.UTC)
+	row := func(id int64) string {
+		return sqlOne[string](t, db, `
+			select (to_jsonb(j) - 'id' - 'created_at' - 'identity' - case when run_at < now() + interval '1 day' then 'run_at' else '' end)::text from
+			  (select id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, lane, lane_rule, null as path, identity from onceq.jobs
+			   union all select id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, lane, lane_rule, path, identity from onceq.job_waits) j
+			 where id = $1`, id)
+	}
+	fence := func(id int64) string {
+		return sqlOne[string](t, db, `select coalesce((select (to_jsonb(f) - 'job_id' - 'token' - 'created_at' - 'key')::text from onceq.job_fences f where job_id = $1), '')`, id)
+	}
+	for options, job := range map[string]onceq.Job{
+		`{}`:                                      {},
+		`{"queue": "mail", "priority": "high"}`:   {Queue: "mail", Priority: onceq.PriorityHigh},
+		`{"priority": "low", "max_attempts": 3}`:  {Priority: onceq.PriorityLow, MaxAttempts: 3},
+		`{"run_at": "2030-01-31T09:00:00+01:00"}`: {RunAt: at},
+		`{"metadata": {"a": "b", "tenant": "7"}}`: {Metadata: map[string]string{"tenant": "7", "a": "b"}},
+		`{"lane": "c/1"}`:                         {Lane: "c/1"},
+		`{"lane": "1", "lane_family": "customer", "overtake": true, "stop_lane": true}`: {Lane: "1", LaneFamily: "customer", LaneRule: onceq.Overtake | onceq.StopLane},
+		`{"limit": "provider/x"}`:     {Limit: "provider/x"},
+		`{"lane": "1", "limit": "p"}`: {Lane: "1", Limit: "p"},
+	} {
+		job.Kind, job.Payload = "k", map[string]int{"n": 1}
+		want, err := db.Queue.Enqueue(ctx, db.Pool, job)
+		require.NoError(t, err)
+		got, err := bySQL(ctx, db.Pool, "k", `{"n": 1}`, nil, options)
+		require.NoError(t, err, options)
+		require.Equal(t, row(want.ID), row(got.ID), options)
+		require.Equal(t, want.State, got.State, options)
+	}
+	for options, job := range map[string]onceq.Job{
+		`{"window": "until_finished"}`:   {Window: onceq.UntilFinished},
+		`{"window": "forever"}`:          {Window: onceq.Forever},
+		`{"window": "90 minutes"}`:       {Window: 90 * time.Minute},
+		`{"scope": "s"}`:                 {Scope: "s"},
+		`{"ignore_payload": true}`:       {IgnorePayload: true},
+		`{"fields": ["n"], "lane": "x"}`: {Fields: []string{"n"}, Lane: "x"},
+	} {
+		job.Kind, job.Payload, job.Key = "k", map[string]int{"n": 1}, "go"+options
+		want, err := db.Queue.Enqueue(ctx, db.Pool, job)
+		require.NoError(t, err)
+		got, err := bySQL(ctx, db.Pool, "k", `{"n": 1}`, &options, options)
+		require.NoError(t, err, options)
+		require.Equal(t, fence(want.ID), fence(got.ID), options)
+	}
+	bytes, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "bytes", Payload: []byte{0, 1}})
+	require.NoError(t, err)
+	require.Equal(t, bytes.ID, sqlOne[int64](t, db, `select id from onceq.enqueue_bytes('k', '\x0001', 'bytes')`))
+	require.NoError(t, db.Check())
+}
+
+// Bad input is an error with a code of its own, and nothing is written.
+func TestSQL_BadInput(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	for call, want := range map[string]string{
+		`enqueue('')`:                                                            `kind is empty`,
+		`enqueue(null)`:                                                          `kind is empty`,
+		`enqueue(repeat('k', 129))`:                                              `kind has 129 bytes; at most 128`,
+		`enqueue('k', '1', ' ')`:                                                 `key is only white space`,
+		`enqueue('k', '1', repeat('k', 513))`:                                    `key has 513 bytes`,
+		`enqueue('k', to_jsonb(repeat('x', 1048576)))`:                           `payload has more than 1048576 bytes`,
+		`enqueue('k', options => '[]')`:                                          `options is a JSON array`,
+		`enqueue('k', options => '{"prioritty": "high"}')`:                       `option "prioritty" is not known`,
+		`enqueue('k', options => '{"priority": 1}')`:                             `option priority is a JSON number, and not string`,
+		`enqueue('k', options => '{"priority": "urgent"}')`:                      `priority is "urgent"`,
+		`enqueue('k', options => '{"max_attempts": 0}')`:                         `max_attempts is 0`,
+		`enqueue('k', options => '{"max_attempts": 1.5}')`:                       `max_attempts is 1.5`,
+		`enqueue('k', options => '{"delay": "soon"}')`:                           `delay or window is no interval`,
+		`enqueue('k', options => '{"delay": "-1 s"}')`:                           `delay is negative`,
+		`enqueue('k', options => '{"run_at": "never"}')`:                         `run_at is no time`,
+		`enqueue('k', options => '{"run_at": "infinity"}')`:                      `onceq: run_at`,
+		`enqueue('k', options => '{"run_at": "10001-01-01"}')`:                   `beyond the year 9999`,
+		`enqueue('k', options => '{"run_at": "2030-01-01", "delay": "1 s"}')`:    `both set`,
+		`enqueue('k', options => '{"window": "1 s"}')`:                           `window is set without a key`,
+		`enqueue('k', '1', 'a', '{"window": "0 s"}')`:                            `window is not positive`,
+		`enqueue('k', '1', 'a', '{"fields": ["a"]}')`:                            `fields names members of the payload, which is no object`,
+		`enqueue('k', '{}', 'a', '{"fields": [1]}')`:                             `fields has something else than names`,
+		`enqueue('k', options => '{"metadata": {"a": 1}}')`:                      `metadata has a member that is no string`,
+		`enqueue('k', options => '{"overtake": true}')`:                          `without a lane`,
+		`enqueue('a/b', options => '{"lane": "x"}')`:                             `lane_family contains a slash`,
+		`enqueue('k', options => '{"limit": "/x"}')`:                             `limit begins or ends with a slash`,
+		`enqueue_many('{}')`:                                                     `jobs is no JSON array`,
+		`enqueue_many('[{"kind": "k"}, {"kind": ""}]')`:                          `job 2: kind is empty`,
+		`enqueue_many('[{"kind": "k", "key": 1}]')`:                              `job 1: it is no object with a kind, and a key that is a string`,
+		`enqueue_many('[{"kind": "k", "key": "a"}, {"kind": "k", "key": "a"}]')`: `a key is twice in jobs: "a"`,
+		`emit('', 'k')`: `scope is empty`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), `select * from onceq.`+call)
+		require.ErrorContains(t, err, want, call)
+		require.Equal(t, "OQ010", sqlstate.Of(err), call)
+	}
+	require.Zero(t, sqlOne[int](t, db, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits) + (select count(*) from onceq.job_fences)`))
+}
+
+// The answers of many jobs are in their order, and so are the jobs of a lane.
+func TestSQL_EnqueueMany(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	taken, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "b", Payload: 2})
+	require.NoError(t, err)
+	var answers []string
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select array_agg(state || ' ' || duplicate) from onceq.enqueue_many($1::text::jsonb)`, `[
+		{"kind": "k", "key": "z", "payload": 1}, {"kind": "k", "key": "b", "payload": 2}, {"kind": "k", "delay": "1 hour"},
+		{"kind": "k", "key": "a", "lane": "x", "payload": 1}, {"kind": "k", "lane": "x", "payload": 2}, {"kind": "k", "lane": "x", "payload": 3}]`).Scan(&answers))
+	require.Equal(t, []string{"waiting false", "waiting true", "delayed false", "waiting false", "waiting false", "waiting false"}, answers)
+	require.Equal(t, taken.ID, sqlOne[int64](t, db, `select id from onceq.enqueue('k', '2', 'b')`))
+	var ran []int
+	kind := onceq.Kind[int]{Name: "k", Lane: func(int) string { return "x" }}
+	db.Drain(kind.Handle(func(_ context.Context, l *onceq.Lease, n int) error {
+		if l.Lane != "" {
+			ran = append(ran, n)
+		}
+		return nil
+	}))
+	require.Equal(t, []int{1, 2, 3}, ran)
+	require.Equal(t, 3000, sqlOne[int](t, db, `
+		with j as (select * from onceq.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'many', 'key', g::text, 'payload', g)) from generate_series(1, 3000) g)) with ordinality)
+		select count(*)::int from j where not duplicate and id = (select min(id) from j) + ordinality - 1`))
+	require.NoError(t, db.Check())
+}
+
+// A worker that waits hears of a job from SQL as of any other: it would poll an hour later.
+func TestSQL_WakesAWorker(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	done := make(chan int, 10)
+	kind := onceq.Kind[int]{Name: "k"}
+	laned := onceq.Kind[int]{Name: "laned", Lane: func(int) string { return "one" }}
+	handler := func(_ context.Context, _ *onceq.Lease, n int) error {
+		done <- n
+		return nil
+	}
+	start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, kind.Handle(handler), laned.Handle(handler))
+	until(t, db, `exists (select from onceq.waiters where idle_until > now())`)
+	for i, call := range []string{`enqueue('k', '0')`, `enqueue('laned', '1', null, '{"lane": "one"}')`, `enqueue_many('[{"kind": "k", "payload": 2}]')`} {
+		sqlRun(t, db, `select from onceq.`+call)
+		require.Equal(t, i, receive(t, done))
+	}
+}
+
+// A role with the producer's grants enqueues and reads its own answers, and not one row. What it plants in its search path, in its temporary
+// schema and in its settings changes nothing.
+func TestSQL_AProducersRights(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	owner := conformance.Owner(t, db)
+	role := fmt.Sprintf("producer_%d", time.Now().UnixNano())
+	run := func(conn interface {
+		Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
+	}, sql ...string) {
+		t.Helper()
+		for _, s := range sql {
+			_, err := conn.Exec(t.Context(), s)
+			require.NoError(t, err, s)
+		}
+	}
+	run(owner, `create role `+role, `create schema evil authorization `+role, migrations.ProducerGrants("onceq", role))
+	secret := add(t, db, onceq.Job{Key: "secret", Payload: map[string]string{"pin": "4711"}})
+	conn, err := owner.Acquire(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx := context.Background()
+		_, err := conn.Exec(ctx, `reset all; reset role; drop owned by `+role+` cascade; drop role `+role)
+		require.NoError(t, err)
+		conn.Release()
+	})
+	run(conn, `set role `+role,
+		`create function evil.replace(text, text, text) returns text language plpgsql as $$ begin raise exception 'evil'; end $$`,
+		`create function evil.sha256(bytea) returns bytea language plpgsql as $$ begin raise exception 'evil'; end $$`,
+		`create function evil.jsonb_typeof(jsonb) returns text language plpgsql as $$ begin raise exception 'evil'; end $$`,
+		`create function evil.eq(bigint, bigint) returns boolean language plpgsql as $$ begin raise exception 'evil'; end $$`,
+		`create operator evil.= (leftarg = bigint, rightarg = bigint, function = evil.eq)`,
+		`set search_path = evil, pg_catalog`, `set standard_conforming_strings = off`, `set backslash_quote = on`, `set escape_string_warning = off`)
+	run(conn, `select * from onceq.enqueue('k', '{"a\\"b": "c\\\\d"}', 'mine')`, `select * from onceq.enqueue('k', '{"a\\"b": "c\\\\d"}', 'mine')`, `select * from onceq.enqueue_many('[{"kind": "k", "lane": "x"}]')`,
+		`select onceq.emit('s', 'k', '1')`, `select * from onceq.enqueue_bytes('k', 'abc')`)
+	require.Equal(t, 1, sqlOne[int](t, db, `select count(*)::int from onceq.job_fences where key = 'mine'`))
+	for _, call := range []string{
+		`select * from onceq.jobs`, `select * from onceq.v_jobs`, `select * from onceq.job(1)`, `insert into onceq.lane_calls (slot, due, lane) values (0, now(), 'x')`, `select nextval('onceq.ids')`,
+		`select * from onceq.met('k', 'null', null, 'secret', 'k', null, false, null)`, `select * from onceq.enqueue_either('k', 'null', null, 'secret', '{}')`,
+		`select onceq.finish('{1}', '{1}', '{1}', '{5}', '{""}', '{""}', '{0}', '{0}', false)`, `select onceq.discard(1)`, `select * from onceq.take_fence('onceq.ids', 'k', 'secret', 1, null)`,
+		`select onceq.emit('s', 'k', '1', 1, 1, true)`,
+	} {
+		_, err := conn.Exec(t.Context(), call)
+		require.Contains(t, []string{"42501", "42883"}, sqlstate.Of(err), call)
+	}
+	_, err = conn.Exec(t.Context(), `select * from onceq.enqueue('k', '{"pin": "1"}', 'secret')`)
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, []string{"OQ011", "Members that differ: pin"}, []string{refused.Code, refused.Detail})
+	require.NotContains(t, fmt.Sprintf("%+v", refused), "4711")
+	run(conn, `reset role`)
+	require.Equal(t, secret, sqlOne[int64](t, db, `select job_id from onceq.job_fences where key = 'secret'`))
+	other := role + "_other" // whom nobody has granted anything
+	run(conn, `create role `+other, `grant usage on schema onceq to `+other, `set role `+other)
+	_, err = conn.Exec(t.Context(), `select * from onceq.enqueue('k')`)
+	require.Equal(t, "42501", sqlstate.Of(err))
+	run(conn, `reset role`, `drop owned by `+other, `drop role `+other)
+	require.NoError(t, db.Check())
+}
