@@ -399,7 +399,7 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 	if _, err := conn.Exec(opening, "listen "+hello); err != nil {
 		return err
 	}
-	var prepares bool // transactions can be prepared: see insertGeneral
+	var prepares bool // transactions can be prepared: see Enqueue
 	const greet = "select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '')"
 	if err := query(opening, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
 		return err
