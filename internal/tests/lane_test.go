@@ -300,6 +300,15 @@ func TestLane_RetriesKeepTheirPlace(t *testing.T) {
 	}
 }
 
+// A delayed job does not take the place of its lane before its time, whatever its priority.
+func TestLane_ADelayedJobLetsOthersGoFirst(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	repairEnqueue(t, db, onceq.Job{Lane: "f/n", Delay: time.Hour, Priority: onceq.PriorityHigh})
+	due := repairEnqueue(t, db, onceq.Job{Lane: "f/n"})
+	require.Equal(t, due, repairClaim(t, db).ID)
+}
+
 // A dead or held job lets its lane go on, or stops it until somebody decides.
 func TestLane_DeadAndHeldJobs(t *testing.T) {
 	t.Parallel()
