@@ -112,7 +112,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 func onNode(statement string) string {
 	switch statement {
 	case finishJobs, giveBackJobs, cancelJobs, cancelDead, hurryJobs, replaceJobs, redriveJobs, discardJobs, emitEvent, beginAwait,
-		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines:
+		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, enqueueOneDrawn, callLines:
 		return statement + ", onceq.meta"
 	}
 	return statement
@@ -254,33 +254,17 @@ func enqueueManyInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	return p.send(`select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[]`, []any{all, delayed, mine}, read)
 }
 
+// enqueueOneDrawn is enqueueOne for a job that has an id.
+var enqueueOneDrawn = enqueueOneFrom("null", "$19::bigint")
+
 // enqueueOneInParts sends what insertKeyed and enqueueOne send.
 func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	args = append(slices.Clone(args), make([]any, 18-len(args))...) // insertKeyed has nine
-	at, delay, metadata, bytes := args[9], args[10], args[11], args[12]
-	if args[6] == nil && args[15] == nil {
-		return p.send(plainApart, append(args[:5:5], delay, at, bytes, metadata), read)
-	}
-	many := []any{[]int32(nil), []string{orNothing[string](args[2])}, [][]byte{orNothing[[]byte](bytes)}, []string{orNothing[string](args[6])}, [][]byte{args[8].([]byte)}, []int64(nil),
-		[]string{args[0].(string)}, []string{args[1].(string)}, []string{orNothing[string](args[5])}, []string{orNothing[string](metadata)},
-		[]int32{int32(args[4].(int))}, []int32{int32(args[3].(int))}, []int64{orNothing[int64](at)}, []int64{orNothing[int64](delay)}, []int64{args[7].(int64)}, rand.Int64(), false}
-	if args[15] == nil {
-		many = append(many, nil, nil, nil, nil, nil, true)
-	} else {
-		many = append(many, []string{args[15].(string)}, []int16{args[16].(int16)}, []string{orZero(args[17].(*string))}, []*int16{nil}, nil, true)
-	}
-	var ids, mine []int64
-	var delayed []bool
-	if err := enqueueManyInParts(p, many, row(&ids, &delayed, nil, &mine, nil)); err != nil {
+	ids, err := p.draw(1)
+	if err != nil {
 		return err
 	}
-	const answer = `select $1::bigint, $2::bool, 1 where $3::bool`
-	return p.send(answer, []any{ids[0], delayed[0], len(mine) > 0}, read)
-}
-
-func orNothing[T any](v any) (t T) {
-	t, _ = v.(T)
-	return t
+	args = append(slices.Clone(args), make([]any, 18-len(args))...) // insertKeyed has nine
+	return p.send(enqueueOneDrawn, append(args, ids[0]), read)
 }
 
 // claimApart takes an absent key outside of jobs, or of an effect.

@@ -78,19 +78,19 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		return results[0], err
 	}
 	q.expectWaits(&e)
-	var id int64
-	var delayed bool
-	var who whoWaits
+	var id *int64
+	var delayed *bool
+	var who *whoWaits
 	statement, args, asked := q.insertOne(&e, false, outside(db))
 	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &who)); {
-	case err == nil:
-		if !delayed {
-			q.setQuiet(e.header.queue, who, asked)
+	case err == nil && id != nil:
+		if !*delayed {
+			q.setQuiet(e.header.queue, *who, asked)
 		}
-		r := accepted(id, delayed)
+		r := accepted(*id, *delayed)
 		q.enqueued(ctx, &e, r)
 		return r, nil
-	case !errors.Is(err, pgx.ErrNoRows):
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return Result{}, q.enqueueError(err)
 	}
 	return q.settleOne(ctx, db, job, e)
@@ -371,16 +371,18 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		p.accepted, p.reported, p.sent = Result{}, false, false // a batch may be sent again, after a rollback
 		if rows.Next() {
-			var id int64
-			var delayed bool
-			var who whoWaits
+			var id *int64
+			var delayed *bool
+			var who *whoWaits
 			if err := rows.Scan(&id, &delayed, &who); err != nil {
 				return err
 			}
-			if !delayed {
-				q.setQuiet(e.header.queue, who, asked)
+			if id != nil {
+				if !*delayed {
+					q.setQuiet(e.header.queue, *who, asked)
+				}
+				p.accepted = accepted(*id, *delayed)
 			}
-			p.accepted = accepted(id, delayed)
 		}
 		rows.Close()
 		p.sent = rows.Err() == nil
@@ -467,12 +469,15 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
  where job_id is not null
 returning id, false, 1`
 
-// enqueueOne takes any job, and calls enqueue_one. $7 and $8 are null without a key, and $17 and $19 without a lane and a limit.
-const enqueueOne = `
+// enqueueOne takes any job, and calls enqueue_one. $6 and $7 are null without a key, and $16 to $18 without a lane and a limit.
+var enqueueOne = enqueueOneFrom("'onceq.ids'", "null")
+
+func enqueueOneFrom(ids, drawn string) string {
+	return `
 select f.id, f.delayed, f.who
-  from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text) f
- where f.id is not null`
+  from onceq.enqueue_one(` + ids + `, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, ` + drawn + `) f`
+}
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {

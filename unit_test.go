@@ -756,6 +756,8 @@ var built = map[string]string{
 	"crowdOf":                 readCrowd,
 	"crowdOf on Citus":        readCrowdCitus,
 	"lockPast":                lockPast,
+	"enqueueOneFrom":          enqueueOne,
+	"enqueueOneFrom drawn":    enqueueOneDrawn,
 	"enqueueJobsFrom":         enqueueJobs,
 	"enqueueJobsFrom drawn":   enqueueDrawn,
 	"forgetMembers":           forgetMembers,

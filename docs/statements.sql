@@ -185,9 +185,6 @@ select pg_catalog.set_config('onceq_drawn.id', pg_catalog.nextval('onceq.ids')::
 -- citus.go: enqueueManyInParts
 select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[];
 
--- citus.go: enqueueOneInParts.answer
-select $1::bigint, $2::bool, 1 where $3::bool;
-
 -- citus.go: fenceApart
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
 values (0, $1::text, $2::text, 0, pg_catalog.current_setting('onceq_drawn.id')::bigint, pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
@@ -508,11 +505,15 @@ select f.ids, f.delayed, f.woken, f.accepted, f.at
 -- enqueue.go: enqueueMany.draw
 select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestamp() from pg_catalog.generate_series(1, $1::int);
 
--- enqueue.go: enqueueOne
+-- enqueue.go: enqueueOneFrom
 select f.id, f.delayed, f.who
   from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text) f
- where f.id is not null;
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, null) f;
+
+-- enqueue.go: enqueueOneFrom drawn
+select f.id, f.delayed, f.who
+  from onceq.enqueue_one(null, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, $19::bigint) f;
 
 -- enqueue.go: insertKeyed
 with fence as (

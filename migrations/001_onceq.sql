@@ -2216,13 +2216,13 @@ begin
 end
 $set_limit$;
 
--- Enqueues one job that says more than a plain one, or that somebody may wait for: with a key, its fence is taken first, or taken over if it
--- is no longer in force (take_fence). A job without a line is live at once. One with a lane or a limit waits in line, and the line is called: it writes
+-- Enqueues one job that says more than a plain one, or that somebody may wait for, with a new id of the sequence ids or one that was drawn: with a key, its fence is taken first, or taken over if it
+-- is no longer in force (take_fence; not with an id that was drawn). A job without a line is live at once. One with a lane or a limit waits in line, and the line is called: it writes
 -- nothing that another transaction of the lane could wait for. A job is never due before it is enqueued: claims do not look that far before
 -- the positions that they have reached. It returns the id, null if the key is taken; whether the job is delayed; and whether workers waited (who):
 -- 0 if one was woken or it may not say, 1 for none of this queue, 2 for none at all. wake comes last: it sees workers that have announced themselves while the fence was waited for.
 create function {{.schema}}.enqueue_one(ids regclass, queue text, kind text, payload text, max_attempts smallint, priority smallint, scope text, key text, lifetime bigint, fingerprint bytea,
-                                        at bigint, delay bigint, metadata text, payload_bytes bytea, place bigint, own boolean, line text, rule smallint, path text,
+                                        at bigint, delay bigint, metadata text, payload_bytes bytea, place bigint, own boolean, line text, rule smallint, path text, drawn bigint,
                                         out id bigint, out delayed boolean, out who integer)
 language plpgsql set search_path = pg_catalog, pg_temp as $enqueue_one$
 #variable_conflict use_variable
@@ -2230,13 +2230,13 @@ declare
   now timestamptz := statement_timestamp();
   due timestamptz := greatest(now, now + delay::float8 * interval '1 microsecond', timestamptz 'epoch' + at::float8 * interval '1 microsecond');
 begin
-  id := nextval(ids);
+  id := coalesce(drawn, nextval(ids));
   if key is not null then
     insert into {{.schema}}.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
     values (0, scope, key, 0, id, id << 20, now, lifetime, fingerprint)
     on conflict do nothing;
     if not found then
-      id := {{.schema}}.take_fence(ids, scope, key, lifetime, fingerprint);
+      id := case when drawn is null then {{.schema}}.take_fence(ids, scope, key, lifetime, fingerprint) end;
       if id is null then
         return;
       end if;
@@ -2403,7 +2403,7 @@ begin
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
      where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('call', 'emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
-                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
+                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'enqueue_one', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -2917,7 +2917,7 @@ declare
 begin
   for try in 1 .. 10 loop
     e := {{.schema}}.enqueue_one((select tableoid from {{.schema}}.ids), j.queue, kind, payload::text, j.attempts, j.priority, j.scope, key, j.lifetime, j.fingerprint,
-                                 j.at, j.delay, j.metadata, bytes, (random() * 9223372036854775000)::bigint, false, j.line, j.rule, j.path);
+                                 j.at, j.delay, j.metadata, bytes, (random() * 9223372036854775000)::bigint, false, j.line, j.rule, j.path, null);
     if e.id is not null then
       id := e.id; duplicate := false; state := case when e.delayed then 'delayed' else 'waiting' end;
       return;
@@ -3062,7 +3062,7 @@ drop function {{.schema}}.emit(text, text, jsonb, bigint, bigint, boolean);
 drop function {{.schema}}.wake(text, bigint, bigint, boolean);
 drop function {{.schema}}.enqueue_jobs(regclass, integer[], text[], bytea[], text[], bytea[], bigint[], text[], text[], text[], text[], integer[], integer[], bigint[], bigint[], bigint[],
                                        bigint, boolean, text[], smallint[], text[], smallint[], timestamptz, boolean);
-drop function {{.schema}}.enqueue_one(regclass, text, text, text, smallint, smallint, text, text, bigint, bytea, bigint, bigint, text, bytea, bigint, boolean, text, smallint, text);
+drop function {{.schema}}.enqueue_one(regclass, text, text, text, smallint, smallint, text, text, bigint, bytea, bigint, bigint, text, bytea, bigint, boolean, text, smallint, text, bigint);
 drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);
