@@ -2706,11 +2706,26 @@ begin
     raise exception 'onceq: % is empty', what using errcode = 'OQ010';
   elsif octet_length(name) > most then
     raise exception 'onceq: % has % bytes; at most %', what, octet_length(name), most using errcode = 'OQ010', hint = 'Use a shorter one, or a hash of it.';
-  elsif name !~ '[^[:space:]]' then
+  elsif btrim(name, E' \t\n\v\f\r' || chr(133) || chr(160) || chr(5760) || chr(8192) || chr(8193) || chr(8194) || chr(8195) || chr(8196) || chr(8197) || chr(8198) || chr(8199)
+                    || chr(8200) || chr(8201) || chr(8202) || chr(8232) || chr(8233) || chr(8239) || chr(8287) || chr(12288)) = '' then
     raise exception 'onceq: % is only white space', what using errcode = 'OQ010';
   end if;
 end
 $check_name$;
+
+-- Refuses a value that is nested too deep, or too large, or that has a number whose text would be too large.
+create function {{.schema}}.check_payload(payload jsonb, most integer) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $check_payload$
+begin
+  if jsonb_path_exists(payload, 'strict $.**{501 to last}') then
+    raise exception 'onceq: payload is nested deeper than 500' using errcode = 'OQ010';
+  elsif jsonb_path_exists(payload, 'strict $.** ? (@.type() == "number" && @ != 0 && (@.abs() >= 1e10000 || @.abs() < 1e-9999))') then
+    raise exception 'onceq: payload has a number with an exponent beyond 9999' using errcode = 'OQ010';
+  elsif octet_length(payload::text) > most then
+    raise exception 'onceq: payload has more than % bytes', most using errcode = 'OQ010', hint = 'Store it elsewhere and pass a reference.';
+  end if;
+end
+$check_payload$;
 
 -- Checks a job that is to be enqueued, and gives it as the tables have it.
 create function {{.schema}}.job_of(kind text, payload jsonb, bytes bytea, key text, options jsonb,
@@ -2739,7 +2754,8 @@ begin
   perform {{.schema}}.check_name('kind', kind, 128);
   queue := coalesce(options ->> 'queue', 'default');
   perform {{.schema}}.check_name('queue', queue, 128);
-  if octet_length(payload::text) > 1048576 or octet_length(bytes) > 1048576 then
+  perform {{.schema}}.check_payload(payload, 1048576);
+  if octet_length(bytes) > 1048576 then
     raise exception 'onceq: payload has more than 1048576 bytes' using errcode = 'OQ010', hint = 'Store it elsewhere and pass a reference.';
   end if;
 
@@ -2799,6 +2815,8 @@ begin
     raise exception 'onceq: delay is negative' using errcode = 'OQ010';
   elsif at not between -62135596800000000 and 253402300799999000 or delay > 9223372036854775 then
     raise exception 'onceq: run_at or delay is beyond the year 9999' using errcode = 'OQ010';
+  elsif lifetime > 9223372036854 then
+    raise exception 'onceq: window is longer than 292 years' using errcode = 'OQ010', hint = 'Use forever.';
   elsif lifetime < -1 or lifetime = -1 and options ->> 'window' <> 'forever' or lifetime = 0 and options ->> 'window' <> 'until_finished' then
     raise exception 'onceq: window is not positive; use an interval, until_finished or forever' using errcode = 'OQ010';
   end if;
@@ -2845,12 +2863,13 @@ language plpgsql set search_path = pg_catalog, pg_temp as $met$
 #variable_conflict use_variable
 declare
   fence record;
-  first record;
   other text;   -- the kind of the job that has the key
   words text;
 begin
-  select f.* into fence
+  -- One look: the job may end meanwhile.
+  select f.*, v.state as live, v.payload as payload, v.payload_bytes as bytes into fence
     from {{.schema}}.job_fences f
+    left join lateral (select l.state, l.payload, l.payload_bytes from {{.schema}}.v_jobs l where l.id = f.job_id limit 1) v on true
    where f.class = 0 and f.scope = met.scope and f.key = met.key
      and not (f.state in (3, 4, 5) and f.lifetime >= 0
               and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
@@ -2859,8 +2878,7 @@ begin
     return;
   end if;
   id := fence.job_id; duplicate := true; output := fence.result;
-  select v.state, v.payload, v.payload_bytes into first from {{.schema}}.v_jobs v where v.id = fence.job_id limit 1;
-  state := case fence.state when 3 then 'completed' when 4 then 'dead' when 5 then 'cancelled' when 6 then 'held' else coalesce(first.state, 'waiting') end;
+  state := case fence.state when 3 then 'completed' when 4 then 'dead' when 5 then 'cancelled' when 6 then 'held' else coalesce(fence.live, 'waiting') end;
   -- What is unknown in one of the two fingerprints counts as equal: its version, or its payload.
   if get_byte(fence.fingerprint, 0) = 1 then
     other := convert_from(substring(fence.fingerprint from 3 + get_byte(fence.fingerprint, 1)), 'UTF8');
@@ -2870,12 +2888,12 @@ begin
           and substring(fence.fingerprint from 3 for get_byte(fence.fingerprint, 1)) <> substring(fingerprint from 3 for get_byte(fingerprint, 1)) then
       words := format('the key %s in the scope %s belongs to job %s with another payload', to_json(key), to_json(scope), id);
       select 'Members that differ: ' || string_agg(d.name, ', ' order by d.name) into other
-        from (select coalesce(a.key, b.key) as name
+        from (select left(coalesce(a.key, b.key), 60) as name
                 from jsonb_each(case when jsonb_typeof(payload) = 'object' then payload else '{}' end) a
-                full join jsonb_each(case when jsonb_typeof(first.payload) = 'object' then first.payload else '{}' end) b on a.key = b.key
+                full join jsonb_each(case when jsonb_typeof(fence.payload) = 'object' then fence.payload else '{}' end) b on a.key = b.key
                where a.value is distinct from b.value and (fields is null or coalesce(a.key, b.key) = any (fields))
                order by 1 limit 10) d
-       where first.payload is not null and bytes is null;
+       where fence.payload is not null and met.bytes is null;
     end if;
   end if;
   if words is not null then
@@ -2945,7 +2963,7 @@ declare
   kinds text[] := '{}'; payloads text[] := '{}'; keys text[] := '{}'; fingerprints bytea[] := '{}';
   queues text[] := '{}'; scopes text[] := '{}'; metadatas text[] := '{}'; priorities integer[] := '{}'; attempts integer[] := '{}';
   ats bigint[] := '{}'; delays bigint[] := '{}'; lifetimes bigint[] := '{}'; lines text[] := '{}'; rules smallint[] := '{}'; paths text[] := '{}';
-  stricts boolean[] := '{}'; fields jsonb[] := '{}';
+  details jsonb[] := '{}'; duplicates boolean[]; states text[]; outputs jsonb[]; ids bigint[]; hint text;
 begin
   if jsonb_typeof(jobs) is distinct from 'array' then
     raise exception 'onceq: jobs is no JSON array' using errcode = 'OQ010';
@@ -2958,12 +2976,14 @@ begin
       end if;
       j := {{.schema}}.job_of(a ->> 'kind', coalesce(a -> 'payload', 'null'), null, a ->> 'key', a - 'kind' - 'payload' - 'key');
     exception when sqlstate 'OQ010' then
-      raise exception 'onceq: job %: %', n, replace(sqlerrm, 'onceq: ', '') using errcode = 'OQ010';
+      get stacked diagnostics hint = pg_exception_hint;
+      raise exception 'onceq: job %: %', n, substr(sqlerrm, 8) using errcode = 'OQ010', hint = hint;
     end;
     kinds := kinds || (a ->> 'kind'); payloads := payloads || coalesce(a -> 'payload', 'null')::text; keys := keys || coalesce(a ->> 'key', ''); fingerprints := fingerprints || j.fingerprint;
     queues := queues || j.queue; scopes := scopes || coalesce(j.scope, ''); metadatas := metadatas || coalesce(j.metadata, ''); priorities := priorities || j.priority::integer;
     attempts := attempts || j.attempts::integer; ats := ats || coalesce(j.at, 0); delays := delays || coalesce(j.delay, 0); lifetimes := lifetimes || j.lifetime;
-    lines := lines || coalesce(j.line, ''); rules := rules || j.rule; paths := paths || coalesce(j.path, ''); stricts := stricts || j.strictly; fields := fields || to_jsonb(j.fields);
+    lines := lines || coalesce(j.line, ''); rules := rules || j.rule; paths := paths || coalesce(j.path, '');
+    details := details || (a - 'kind' - 'payload' - 'key');
   end loop;
   if n = 0 then
     return;
@@ -2975,16 +2995,16 @@ begin
   e := {{.schema}}.enqueue_jobs((select tableoid from {{.schema}}.ids), array(select generate_series(1, n)), payloads, null, keys, fingerprints, null,
                                 queues, kinds, scopes, metadatas, priorities, attempts, ats, delays, lifetimes, (random() * 9223372036854775000)::bigint, false,
                                 lines, rules, paths, array_fill(null::smallint, array[n]), null, false);
-  for i in 1 .. n loop
-    id := null; duplicate := false; output := null;
-    if scopes[i] = '' or e.ids[i] = any (e.accepted) then
-      id := e.ids[i]; state := case when e.delayed[i] then 'delayed' else 'waiting' end;
-    else
-      select x.* into id, duplicate, state, output
-        from {{.schema}}.enqueue_either(kinds[i], payloads[i]::jsonb, null, keys[i], (jobs -> (i - 1)) - 'kind' - 'payload' - 'key') x;
-    end if;
-    return next;
+  ids := e.ids; duplicates := array_fill(false, array[n]); outputs := array_fill(null::jsonb, array[n]);
+  states := array(select case when d then 'delayed' else 'waiting' end from unnest(e.delayed) with ordinality as u(d, n) order by n);
+  for n in
+    select u.n from unnest(ids, scopes, keys) with ordinality as u(id, scope, key, n) left join unnest(e.accepted) as a(id) on a.id = u.id
+     where a.id is null order by u.scope collate "C", u.key collate "C"
+  loop
+    j := {{.schema}}.enqueue_either(kinds[n], payloads[n]::jsonb, null, keys[n], details[n]);
+    ids[n] := j.id; duplicates[n] := j.duplicate; states[n] := j.state; outputs[n] := j.output;
   end loop;
+  return query select * from unnest(ids, duplicates, states, outputs);
 end
 $enqueue_many$;
 
@@ -2994,6 +3014,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $emit
 begin
   perform {{.schema}}.check_name('scope', scope, 256);
   perform {{.schema}}.check_name('key', key, 512);
+  perform {{.schema}}.check_payload(payload, 262144);
   return {{.schema}}.emit(scope, key, coalesce(payload, 'null'), 2592000000, (random() * 9223372036854775000)::bigint, false);
 end
 $emit_event$;
@@ -3019,6 +3040,7 @@ drop function {{.schema}}.enqueue(text, jsonb, text, jsonb);
 drop function {{.schema}}.enqueue_either(text, jsonb, bytea, text, jsonb);
 drop function {{.schema}}.met(text, jsonb, bytea, text, text, bytea, boolean, text[]);
 drop function {{.schema}}.job_of(text, jsonb, bytea, text, jsonb);
+drop function {{.schema}}.check_payload(jsonb, integer);
 drop function {{.schema}}.check_name(text, text, integer);
 drop function {{.schema}}.canonical(jsonb, text[], integer);
 drop function {{.schema}}.canonical_text(text);

@@ -222,6 +222,13 @@ func TestSQL_BadInput(t *testing.T) {
 		`enqueue_many('[{"kind": "k", "key": 1}]')`:                              `job 1: it is no object with a kind, and a key that is a string`,
 		`enqueue_many('[{"kind": "k", "key": "a"}, {"kind": "k", "key": "a"}]')`: `a key is twice in jobs: "a"`,
 		`emit('', 'k')`: `scope is empty`,
+		`emit('s', 'k', to_jsonb(repeat('x', 262144)))`:                      `payload has more than 262144 bytes`,
+		`emit('s', 'k', '[1e10000]')`:                                        `a number with an exponent beyond 9999`,
+		`enqueue('k', '{"a": [-1e-10000]}')`:                                 `a number with an exponent beyond 9999`,
+		`enqueue('k', (repeat('[', 501) || '1' || repeat(']', 501))::jsonb)`: `nested deeper than 500`,
+		`enqueue('k', '1', 'a', '{"window": "293 years"}')`:                  `window is longer than 292 years`,
+		`enqueue('k', '1', chr(160) || chr(8195))`:                           `key is only white space`,
+		`enqueue_many('[{"kind": "k", "prioritty": "high"}]')`:               `job 1: option "prioritty" is not known`,
 	} {
 		_, err := db.Pool.Exec(t.Context(), `select * from onceq.`+call)
 		require.ErrorContains(t, err, want, call)
@@ -251,6 +258,11 @@ func TestSQL_EnqueueMany(t *testing.T) {
 		return nil
 	}))
 	require.Equal(t, []int{1, 2, 3}, ran)
+	sqlRun(t, db, `select from onceq.enqueue('deep', (repeat('[', 500) || '1' || repeat(']', 500))::jsonb, 'deep')`)
+	sqlRun(t, db, `update onceq.job_fences set state = 3, finished_at = now() - interval '1 year' where key in ('z', 'a')`)
+	require.Equal(t, []int64{3, 1}, sqlOne[[]int64](t, db, `
+		with j as (select id, duplicate, n from onceq.enqueue_many('[{"kind": "k", "key": "z"}, {"kind": "k", "key": "new"}, {"kind": "k", "key": "a"}, {"kind": "k", "key": "b", "payload": 2}]') with ordinality as j(id, duplicate, state, output, n))
+		select array[count(*) filter (where not duplicate), count(*) filter (where duplicate and n = 4)] from j`), "keys that have expired are taken over")
 	require.Equal(t, 3000, sqlOne[int](t, db, `
 		with j as (select * from onceq.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'many', 'key', g::text, 'payload', g)) from generate_series(1, 3000) g)) with ordinality)
 		select count(*)::int from j where not duplicate and id = (select min(id) from j) + ordinality - 1`))
