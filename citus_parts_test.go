@@ -153,7 +153,7 @@ func TestCitus_AContextThatEndsBetweenTwoParts(t *testing.T) {
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	ending, end := context.WithCancel(ctx)
-	_, err = q.Enqueue(ending, between{tx, before(end, "onceq.enqueue_jobs(")}, onceq.Job{Kind: "k", Key: "a"})
+	_, err = q.Enqueue(ending, between{tx, before(end, "onceq.enqueue_one(")}, onceq.Job{Kind: "k", Key: "a"})
 	require.ErrorIs(t, err, context.Canceled)
 	require.Error(t, tx.Commit(ctx))
 	r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "a"})
