@@ -112,7 +112,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 func onNode(statement string) string {
 	switch statement {
 	case finishJobs, giveBackJobs, cancelJobs, cancelDead, hurryJobs, replaceJobs, redriveJobs, discardJobs, emitEvent, beginAwait,
-		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, enqueueOneDrawn, callLines:
+		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines:
 		return statement + ", onceq.meta"
 	}
 	return statement
@@ -254,8 +254,8 @@ func enqueueManyInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	return p.send(`select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[]`, []any{all, delayed, mine}, read)
 }
 
-// enqueueOneDrawn is enqueueOne for a job that has an id.
-var enqueueOneDrawn = enqueueOneFrom("null", "$19::bigint")
+// enqueueOneDrawn is enqueueOne for a job that has an id, on the node.
+var enqueueOneDrawn = enqueueOneFrom("onceq.meta, ", "null", "$19::bigint")
 
 // enqueueOneInParts sends what insertKeyed and enqueueOne send.
 func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {

@@ -78,19 +78,19 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		return results[0], err
 	}
 	q.expectWaits(&e)
-	var id *int64
-	var delayed *bool
-	var who *whoWaits
+	var id int64
+	var delayed bool
+	var who whoWaits
 	statement, args, asked := q.insertOne(&e, false, outside(db))
 	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &who)); {
-	case err == nil && id != nil:
-		if !*delayed {
-			q.setQuiet(e.header.queue, *who, asked)
+	case err == nil:
+		if !delayed {
+			q.setQuiet(e.header.queue, who, asked)
 		}
-		r := accepted(*id, *delayed)
+		r := accepted(id, delayed)
 		q.enqueued(ctx, &e, r)
 		return r, nil
-	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+	case !errors.Is(err, pgx.ErrNoRows):
 		return Result{}, q.enqueueError(err)
 	}
 	return q.settleOne(ctx, db, job, e)
@@ -371,18 +371,16 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		p.accepted, p.reported, p.sent = Result{}, false, false // a batch may be sent again, after a rollback
 		if rows.Next() {
-			var id *int64
-			var delayed *bool
-			var who *whoWaits
+			var id int64
+			var delayed bool
+			var who whoWaits
 			if err := rows.Scan(&id, &delayed, &who); err != nil {
 				return err
 			}
-			if id != nil {
-				if !*delayed {
-					q.setQuiet(e.header.queue, *who, asked)
-				}
-				p.accepted = accepted(*id, *delayed)
+			if !delayed {
+				q.setQuiet(e.header.queue, who, asked)
 			}
+			p.accepted = accepted(id, delayed)
 		}
 		rows.Close()
 		p.sent = rows.Err() == nil
@@ -423,7 +421,7 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 // waits, and so have many of them: each parameter and each expression more costs the server as much as a column of the row. All other jobs go
 // through functions of the schema (enqueue_one, enqueue_jobs), whose comments say how.
 //
-// The statements for one job return the id, whether the job is delayed, and whether they woke a worker. Zero rows, or no id: the key
+// The statements for one job return the id, whether the job is delayed, and whether they woke a worker. Zero rows: the key
 // is taken.
 
 // whoWaits says whether a worker waited for the job of such a statement.
@@ -470,13 +468,13 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
 returning id, false, 1`
 
 // enqueueOne takes any job, and calls enqueue_one. $6 and $7 are null without a key, and $16 to $18 without a lane and a limit.
-var enqueueOne = enqueueOneFrom("'onceq.ids'", "null")
+var enqueueOne = enqueueOneFrom("", "'onceq.ids'", "null")
 
-func enqueueOneFrom(ids, drawn string) string {
+func enqueueOneFrom(beside, ids, drawn string) string {
 	return `
 select f.id, f.delayed, f.who
-  from onceq.enqueue_one(` + ids + `, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, ` + drawn + `) f`
+  from ` + beside + `onceq.enqueue_one(` + ids + `, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, ` + drawn + `) f where f.id is not null`
 }
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.

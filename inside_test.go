@@ -2073,7 +2073,7 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 			require.Less(t, pagesOf(plan, "job_waits"), 100.0)
 		})
 	}
-	require.Less(t, pagesOf(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "job_waits"), 400.0, "it looks several times")
+	require.Less(t, pagesOf(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "job_waits"), 100.0)
 }
 
 // A look at a rate read all its live jobs twice, and each of them that completed caused one.
@@ -2251,11 +2251,13 @@ func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
 		keys, make([]int16, n), nil, make([]*int16, n), nil, true}
 	for _, before := range [][]string{nil, {`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, finished_at, lifetime)
 		select 0, '1', g, 3, 0, 0, now(), now(), 0 from generate_series(0, 1999) g`}} {
-		var rows float64
-		for _, plan := range nestedPlans(t, db, onceq.UserStatements["enqueue, many"], args, before...) {
-			rows += planRows(plan)
+		plans := nestedPlans(t, db, onceq.UserStatements["enqueue, many"], args, before...)
+		if plans == nil {
+			t.Skip("this server does not show the plans of functions")
 		}
-		require.Less(t, rows, 200.0*n)
+		rows := planRows(plans)
+		require.Greater(t, rows, float64(n))
+		require.Less(t, rows, 100.0*n)
 	}
 }
 

@@ -508,12 +508,12 @@ select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestam
 -- enqueue.go: enqueueOneFrom
 select f.id, f.delayed, f.who
   from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, null) f;
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, null) f where f.id is not null;
 
 -- enqueue.go: enqueueOneFrom drawn
 select f.id, f.delayed, f.who
-  from onceq.enqueue_one(null, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, $19::bigint) f;
+  from onceq.meta, onceq.enqueue_one(null, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, $19::bigint) f where f.id is not null;
 
 -- enqueue.go: insertKeyed
 with fence as (

@@ -3019,10 +3019,22 @@ begin
 end
 $emit_event$;
 
-revoke execute on function {{.schema}}.enqueue(text, jsonb, text, jsonb) from public;
-revoke execute on function {{.schema}}.enqueue_bytes(text, bytea, text, jsonb) from public;
-revoke execute on function {{.schema}}.enqueue_many(jsonb) from public;
-revoke execute on function {{.schema}}.emit(text, text, jsonb) from public;
+-- Citus sends a revoke on without quotes around the schema's name, so it gets none: clients talk to the coordinator.
+do $revoke$
+declare
+  citus boolean := pg_catalog.to_regclass('pg_catalog.pg_dist_partition') is not null;
+begin
+  if citus then
+    perform pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true);
+  end if;
+  revoke execute on function {{.schema}}.enqueue(text, jsonb, text, jsonb) from public;
+  revoke execute on function {{.schema}}.enqueue_bytes(text, bytea, text, jsonb) from public;
+  revoke execute on function {{.schema}}.enqueue_many(jsonb) from public;
+  revoke execute on function {{.schema}}.emit(text, text, jsonb) from public;
+  if citus then
+    perform pg_catalog.set_config('citus.enable_ddl_propagation', 'on', true);
+  end if;
+end $revoke$;
 
 -- A job, for who may read the views.
 create function {{.schema}}.job(id bigint) returns setof {{.schema}}.v_jobs

@@ -209,6 +209,19 @@ func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue)
 	return server, pool, q
 }
 
+// withStandby is durableServer with a standby that follows it.
+func withStandby(t *testing.T) (primary, standby *pgserver.Server, direct *pgxpool.Pool, q *onceq.Queue) {
+	t.Helper()
+	primary, direct, q = durableServer(t)
+	if primary.BinDir() == "" {
+		t.Skip("a standby needs the server's binaries on this machine")
+	}
+	standby, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
+	return primary, standby, direct, q
+}
+
 // moving returns a pool like direct whose address leads to another server when leadTo says so. Its sessions are called worker.
 func moving(t *testing.T, direct *pgxpool.Pool, first *pgserver.Server) (pool *pgxpool.Pool, leadTo func(*pgserver.Server)) {
 	t.Helper()
@@ -234,13 +247,7 @@ func moving(t *testing.T, direct *pgxpool.Pool, first *pgserver.Server) (pool *p
 // that transaction belongs to another one, which was committed. The handler did not commit, so its job runs again.
 func TestHandleTx_ThePromotedServerGivesItsTransactionsNumberToAnother(t *testing.T) {
 	t.Parallel()
-	primary, direct, q := durableServer(t)
-	if primary.BinDir() == "" {
-		t.Skip("a standby needs the server's binaries on this machine")
-	}
-	standby, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{Durable: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
+	primary, standby, direct, q := withStandby(t)
 	there, err := pgxpool.New(t.Context(), standby.URL())
 	require.NoError(t, err)
 	defer there.Close()
@@ -292,13 +299,7 @@ func TestHandleTx_ThePromotedServerGivesItsTransactionsNumberToAnother(t *testin
 // soon after the address is right the worker is connected to the primary, although the standby has ended no connection.
 func TestWorker_AnAddressThatLeadsToAStandbyForAWhile(t *testing.T) {
 	t.Parallel()
-	primary, direct, q := durableServer(t)
-	if primary.BinDir() == "" {
-		t.Skip("a standby needs the server's binaries on this machine")
-	}
-	standby, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{Durable: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
+	primary, standby, direct, q := withStandby(t)
 	db := &queuetest.DB{Pool: direct, Schema: "onceq"}
 	pool, leadTo := moving(t, direct, primary)
 
