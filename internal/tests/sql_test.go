@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -346,4 +348,36 @@ func TestSQL_AProducersRights(t *testing.T) {
 	require.Equal(t, "42501", sqlstate.Of(err))
 	run(conn, `reset role`, `drop owned by `+other, `drop role `+other)
 	require.NoError(t, db.Check())
+}
+
+// The page's trigger enqueues for whoever inserts, and the page names each option that there is.
+func TestSQL_ThePageIsTrue(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/sql.md")
+	require.NoError(t, err)
+	_, trigger, _ := strings.Cut(string(page), "## From a trigger\n\n```sql\n")
+	trigger, _, found := strings.Cut(trigger, "```")
+	require.True(t, found)
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	conn, err := conformance.Owner(t, db).Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	role := fmt.Sprintf("inserts_%d", time.Now().UnixNano())
+	for _, sql := range []string{
+		`create table users (id int)`, trigger, `create role ` + role, `grant insert on users to ` + role,
+		`set role ` + role, `insert into users values (7)`, `reset role`, `drop owned by ` + role, `drop role ` + role,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	require.Equal(t, `welcome user 7 {"user": 7}`, sqlOne[string](t, db, `select concat_ws(' ', kind, key, payload) from onceq.jobs`))
+
+	_, err = db.Pool.Exec(t.Context(), `select onceq.enqueue('k', options => '{"none": 1}')`)
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused)
+	names := strings.Split(strings.TrimSuffix(strings.TrimPrefix(refused.Hint, "Possible: "), "."), ", ")
+	require.Greater(t, len(names), 10)
+	for _, name := range names {
+		require.Contains(t, string(page), "`"+name+"`")
+	}
 }
