@@ -75,8 +75,9 @@ func TestSilent_ADrainGoesOn(t *testing.T) {
 	var calls atomic.Int32
 	worker, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error {
 		if calls.Add(1) == 1 {
-			add(t, db, onceq.Job{})
 			silence()
+			until(t, db, `not exists (select from pg_stat_activity where datname = current_database() and state = 'active' and pid <> pg_backend_pid())`)
+			add(t, db, onceq.Job{}) // no claim whose answer is lost has it
 		}
 		return nil
 	}))
