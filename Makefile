@@ -86,14 +86,14 @@ house: ## how much there is to read, beside its ceilings
 mutate: ## breaks the code one line at a time and shows which test fails
 	@$(SERVERS); cd lab/mutate && GOTOOLCHAIN=auto go run . -v $(if $(ONLY),-only '$(ONLY)')
 
-# The pictures of docs/web.md, taken by the tests in a browser.
-pictures: ## the pictures of docs/web.md, taken in a browser
+# The pictures of docs/run/web.md, taken by the tests in a browser.
+pictures: ## the pictures of docs/run/web.md, taken in a browser
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
 	dir=$$(mktemp -d) && (cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run EveryPage . -args -pictures "$$dir") && \
 	install -m 644 "$$dir/overview.png" "$$dir/effects.png" "$$dir/job-held-dark.png" "$$dir/jobs-phone.png" "$$dir/lanes.png" onceqweb/pictures/; rm -rf "$$dir"
 
-# What each page costs over so many jobs, for docs/web.md. It takes minutes and a kilobyte of memory for each job.
+# What each page costs over so many jobs, for docs/run/web.md. It takes minutes and a kilobyte of memory for each job.
 SIZE = 1000000
 page-size: ## what each page of onceqweb costs over a million jobs
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
@@ -105,9 +105,9 @@ page-size: ## what each page of onceqweb costs over a million jobs
 bench: ## onceq and its peers side by side, into lab/bench/RESULTS.md
 	@cd lab/bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
 
-# Many processes under everything that happens to machines, for some minutes; then the same for River. docs/torture.md says
+# Many processes under everything that happens to machines, for some minutes; then the same for River. docs/work/torture.md says
 # what is counted. For hours: make torture TORTURE='-duration 3h -systems onceq'
-torture: ## processes and a server under faults, for minutes or hours; docs/torture.md
+torture: ## processes and a server under faults, for minutes or hours; docs/work/torture.md
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	cd lab/torture && go run . $(TORTURE)

@@ -99,7 +99,7 @@
 // # Which locks are taken, and in which order
 //
 // Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Emit alone has another
-// order, for the event's fence and the jobs that wait for it: see docs/architecture.md. In a
+// order, for the event's fence and the jobs that wait for it: see docs/work/architecture.md. In a
 // transaction of the caller's, CancelMany, RedriveMany, DiscardMany and ResolveMany keep to the order for all
 // of their jobs. EnqueueMany takes keys in
 // the order of scope and key, but in each call, and of more than 2,000 in each part of that size, those that have expired after

@@ -54,7 +54,7 @@ var UserStatements = map[string]string{
 	"what waits":       readRefs,
 }
 
-// LeaseStatements are those on behalf of a lease, of a job or of a fence, under their names in docs/statements.sql.
+// LeaseStatements are those on behalf of a lease, of a job or of a fence, under their names in internal/tests/testdata/statements.sql.
 var LeaseStatements = map[string]string{
 	"beginAwait":              beginAwait,
 	"completeFence":           completeFence,

@@ -413,7 +413,7 @@ func (g *GroupInfo) scan(rows pgx.Rows, more ...any) error {
 
 // Group says how a group is doing: how many members there are, and how they ended. Its id is that of the job that waits. It
 // reads one small row for each member, so it is cheap for thousands and takes a third of a second or more for a million: do not
-// ask for the progress of a very large group in a tight loop (docs/groups.md has figures). An unknown id is ErrNotFound. A job that waits for no others, and did not, is as one of an
+// ask for the progress of a very large group in a tight loop (docs/use/groups.md has figures). An unknown id is ErrNotFound. A job that waits for no others, and did not, is as one of an
 // EnqueueGroup without members: Total is 0, and State that of the job. CancelGroup refuses it.
 func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 	var g GroupInfo

@@ -230,7 +230,7 @@ select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application
 
 // snapshots looks for the session with the oldest transaction that keeps vacuum from removing what finished since: it has a
 // snapshot, or it has written. At READ COMMITTED one that has written and idles has only the id of its transaction (backend_xid).
-// docs/operations.md has the same condition.
+// docs/run/operations.md has the same condition.
 func (x *examination) snapshots(ctx context.Context) error {
 	const snapshot = `
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),

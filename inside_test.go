@@ -340,7 +340,7 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 	}
 
 	// None is left out.
-	listed, err := os.ReadFile("docs/statements.sql")
+	listed, err := os.ReadFile("internal/tests/testdata/statements.sql")
 	require.NoError(t, err)
 	guards := regexp.MustCompile(`(claims|token) = \S+ and (\w\.)?holder = `)
 	functions := regexp.MustCompile(`onceq\.(begin_await|finish|finish_next|give_back|take_slots)\(`)

@@ -207,7 +207,7 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 		r.q.log.WarnContext(ctx, "onceq: keys were freed whose jobs do not exist; was jobs or job_history changed by hand?", "count", sum.Missing)
 	}
 	if sum.Unknown > 0 {
-		r.q.log.WarnContext(ctx, "onceq: keys of clients were removed whose outcome was unknown and that nobody asked for; docs/http.md says how to find and resolve such keys in time", "count", sum.Unknown)
+		r.q.log.WarnContext(ctx, "onceq: keys of clients were removed whose outcome was unknown and that nobody asked for; docs/use/http.md says how to find and resolve such keys in time", "count", sum.Unknown)
 	}
 	for _, s := range []struct {
 		name  string

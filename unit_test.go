@@ -422,7 +422,7 @@ func TestStatements_WorkInFIPSMode(t *testing.T) {
 	t.Parallel()
 	migrations, err := filepath.Glob("migrations/*.sql")
 	require.NoError(t, err)
-	for _, name := range append(migrations, "docs/statements.sql") {
+	for _, name := range append(migrations, "internal/tests/testdata/statements.sql") {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
 		require.NotContains(t, string(text), "md5", name)
@@ -738,7 +738,7 @@ func TestEncodeMany_EachJobComesOutAsIfItWereAlone(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("jobs[%d]", len(jobs)-2))
 }
 
-var update = flag.Bool("update", false, "write docs/statements.sql anew")
+var update = flag.Bool("update", false, "write internal/tests/testdata/statements.sql anew")
 
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
@@ -815,12 +815,12 @@ func statementOf(f *Filter, live, waiting, past string) string {
 	return s
 }
 
-// Every statement that this package sends stands whole in docs/statements.sql, as Postgres gets it. A changed statement
+// Every statement that this package sends stands whole in internal/tests/testdata/statements.sql, as Postgres gets it. A changed statement
 // shows there. A statement that runs for every job changes only together with a measurement.
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	const file = "docs/statements.sql"
+	const file = "internal/tests/testdata/statements.sql"
 	var b strings.Builder
 	b.WriteString("-- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update\n")
 	for _, s := range statements(t) {
@@ -1017,7 +1017,7 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 
 // Every number beside a shift or a class, in any statement, is one that state.go has.
 func TestStates_NoOtherNumbers(t *testing.T) {
-	for _, file := range []string{"docs/statements.sql", "migrations/001_onceq.sql"} {
+	for _, file := range []string{"internal/tests/testdata/statements.sql", "migrations/001_onceq.sql"} {
 		raw, err := os.ReadFile(file)
 		require.NoError(t, err)
 		shifts := regexp.MustCompile(`(?:<<|>>) (\d+)`).FindAllStringSubmatch(strings.NewReplacer("holder >> 32", "", "w.id >> 32", "").Replace(string(raw)), -1) // the worker's half of a holder

@@ -1,12 +1,14 @@
 package examples
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -15,11 +17,11 @@ import (
 // block whose library CI does not build says so.
 func TestDocsAreTheExamples(t *testing.T) {
 	t.Parallel()
-	pages, err := filepath.Glob("../docs/moving-from-*.md")
+	pages, err := filepath.Glob("../docs/move/from-*.md")
 	require.NoError(t, err)
 	require.Len(t, pages, 5)
 	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```(?:go|js)\n(.*?)```")
-	for _, page := range append(pages, "../docs/cookbook.md", "../docs/lanes.md", "../docs/limits.md", "../docs/groups.md", "../docs/flows.md", "../docs/patterns.md", "../docs/production.md", "../docs/deploys.md", "../docs/schedules.md", "../docs/testing.md", "../docs/web.md") {
+	for _, page := range append(pages, "../docs/use/cookbook.md", "../docs/use/lanes.md", "../docs/use/limits.md", "../docs/use/groups.md", "../docs/use/flows.md", "../docs/use/patterns.md", "../docs/run/production.md", "../docs/run/deploys.md", "../docs/use/schedules.md", "../docs/use/testing.md", "../docs/run/web.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		blocks := block.FindAllStringSubmatch(string(text), -1)
@@ -39,27 +41,58 @@ func TestDocsAreTheExamples(t *testing.T) {
 	}
 }
 
-// Links between files lead somewhere, on every page. docs/README.md lists every page beside it.
+// Links lead somewhere: those between pages, and the paths of pages in comments, messages and scripts. docs/README.md lists every page, and
+// every page leads there.
 func TestDocsLinks(t *testing.T) {
 	t.Parallel()
-	docs, err := filepath.Glob("../docs/*.md")
+	pages, err := filepath.Glob("../docs/*/*.md")
 	require.NoError(t, err)
-	root, err := filepath.Glob("../*.md")
-	require.NoError(t, err)
+	require.Greater(t, len(pages), 25)
 	index, err := os.ReadFile("../docs/README.md")
 	require.NoError(t, err)
-	for _, page := range slices.Concat(docs, root) {
+	for _, page := range pages {
+		name, err := filepath.Rel("../docs", page)
+		require.NoError(t, err)
+		require.Contains(t, string(index), "("+name+")", "docs/README.md does not list it")
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
-		text = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`").ReplaceAll(text, nil)
-		for _, l := range regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
-			_, err := os.Stat(filepath.Join(filepath.Dir(page), l[1]))
-			require.NoError(t, err, "%s links to %s", page, l[1])
-		}
+		require.Contains(t, string(text), "](../README.md)", "%s does not lead back", page)
 	}
-	for _, page := range docs {
-		if name := filepath.Base(page); name != "README.md" {
-			require.Contains(t, string(index), "("+name, "docs/README.md does not list it")
+	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	path := regexp.MustCompile(`(https?://\S*|\b)(docs/[\w/.-]+\.(?:md|sql|png))\b`)
+	linked, named := 0, 0
+	err = filepath.WalkDir("..", func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			if err == nil && (entry.Name() == ".git" || entry.Name() == "node_modules") {
+				return filepath.SkipDir
+			}
+			return err
 		}
-	}
+		if !slices.Contains([]string{".md", ".go", ".sql", ".sh", ".yml", ""}, filepath.Ext(file)) {
+			return nil
+		}
+		text, err := os.ReadFile(file)
+		if err != nil || !utf8.Valid(text) {
+			return err
+		}
+		for _, p := range path.FindAllStringSubmatch(string(text), -1) {
+			if p[1] == "" || strings.Contains(p[1], "/onceq/onceq/") {
+				require.FileExists(t, filepath.Join("..", p[2]), "%s names it", file)
+				named++
+			}
+		}
+		if filepath.Ext(file) != ".md" {
+			return nil
+		}
+		for _, l := range link.FindAllStringSubmatch(string(code.ReplaceAll(text, nil)), -1) {
+			_, err := os.Stat(filepath.Join(filepath.Dir(file), l[1]))
+			require.NoError(t, err, "%s links to %s", file, l[1])
+			linked++
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.Greater(t, linked, 200)
+	require.Greater(t, named, 100)
 }

@@ -2519,7 +2519,7 @@ begin
 end
 $take_fence$;
 
--- Views for people with psql, and for dashboards; docs/operations.md shows them in use. Their names, columns and words are
+-- Views for people with psql, and for dashboards; docs/run/operations.md shows them in use. Their names, columns and words are
 -- stable: a later version may add a view or a column, and changes none. The tables above may change. Statements of onceq itself
 -- do not use them.
 
@@ -2644,7 +2644,7 @@ select id, at, who, what, job_id, about, why, outcome from {{.schema}}.actions;
 create view {{.schema}}.v_counts as
 select minute, queue, kind, started, completed, failed, dead, took::numeric / 1000000.0 as seconds from {{.schema}}.job_counts;
 
--- Functions for SQL and other languages; docs/sql.md shows them in use. Their names, arguments, columns and the codes of their errors are stable, as
+-- Functions for SQL and other languages; docs/use/sql.md shows them in use. Their names, arguments, columns and the codes of their errors are stable, as
 -- those of the views are: OQ010 for bad input, OQ011 for a key that other work has, OQ012 for a strict job whose key is taken, OQ013 for a key that is
 -- neither free nor visible. They run with the rights of the schema's owner, and only who was granted them may call them (migrations.Grants, ProducerGrants).
 

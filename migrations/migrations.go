@@ -28,7 +28,7 @@
 // # New versions
 //
 // A migration after the first one only adds, so the application of before runs on while it migrates and afterwards: migrate
-// first, then deploy. A release that takes something away says so, and comes after one that does without it. docs/deploys.md has
+// first, then deploy. A release that takes something away says so, and comes after one that does without it. docs/run/deploys.md has
 // the rule.
 //
 // # PgBouncer and replicas
@@ -363,7 +363,7 @@ grant execute on all functions in schema $schema to $role;
 `)
 }
 
-// ProducerGrants returns the statements that let a role enqueue jobs and emit events by the functions of the schema (docs/sql.md), and
+// ProducerGrants returns the statements that let a role enqueue jobs and emit events by the functions of the schema (docs/use/sql.md), and
 // nothing else: it sees no job but by the answer to its own call. Run them as Grants.
 func ProducerGrants(schema, role string) string {
 	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()

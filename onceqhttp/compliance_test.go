@@ -13,7 +13,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Each row of the tables in docs/http.md names existing tests in its last cell.
+// Each row of the tables in docs/use/http.md names existing tests in its last cell.
 func TestCompliance_EachRowNamesItsTest(t *testing.T) {
 	t.Parallel()
 	tests := make(map[string]bool)
@@ -26,7 +26,7 @@ func TestCompliance_EachRowNamesItsTest(t *testing.T) {
 			tests[m[1]] = true
 		}
 	}
-	page, err := os.ReadFile("../docs/http.md")
+	page, err := os.ReadFile("../docs/use/http.md")
 	require.NoError(t, err)
 	_, tables, ok := strings.Cut(string(page), "## Compared with the draft")
 	require.True(t, ok)
@@ -50,7 +50,7 @@ func TestCompliance_EachRowNamesItsTest(t *testing.T) {
 // The codes of the table of problems are those of the package.
 func TestCompliance_EachCodeIsDocumented(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../docs/http.md")
+	page, err := os.ReadFile("../docs/use/http.md")
 	require.NoError(t, err)
 	source, err := os.ReadFile("problem.go")
 	require.NoError(t, err)

@@ -47,7 +47,7 @@ const (
 	defaultMaxRequest  = 512 << 10
 	defaultMaxResponse = 128 << 10
 	maxMaxResponse     = 180 << 10 // with base64 and some headers the answer stays below onceq.MaxResultBytes
-	defaultDocs        = "https://github.com/onceq/onceq/blob/main/docs/http.md"
+	defaultDocs        = "https://github.com/onceq/onceq/blob/main/docs/use/http.md"
 )
 
 // Config configures a Middleware. Principal is required. The defaults of all other fields are meant to be kept. Routes

@@ -367,7 +367,7 @@ func TestHandler_RefusesBeforeAnythingIsDone(t *testing.T) {
 	s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{MaxRequest: 10}).Handler(ran.answering(200)))
 	missing := post(t, s.URL, "", "{}")
 	refused(t, missing, 400, onceqhttp.CodeKeyMissing)
-	require.Contains(t, missing.header.Get("Link"), "docs/http.md")
+	require.Contains(t, missing.header.Get("Link"), "docs/use/http.md")
 	require.Regexp(t, `docs/http\.md$`, missing.problem(t).Type)
 	invalid := post(t, s.URL, `"open`, "{}")
 	refused(t, invalid, 400, onceqhttp.CodeKeyInvalid)

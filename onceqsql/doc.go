@@ -17,5 +17,5 @@
 // itself: calls with a pgx.Batch, and the transactions that a worker opens for its handlers. Workers run on the pool
 // that onceq.New was given; that pool opens no connection before it is used.
 //
-// docs/database-sql.md lists the differences between the drivers that an application can see.
+// docs/use/database-sql.md lists the differences between the drivers that an application can see.
 package onceqsql

@@ -355,9 +355,9 @@ func TestProve_Passes(t *testing.T) {
 	}
 }
 
-// documented returns the failure that docs/prove.md shows.
+// documented returns the failure that docs/use/prove.md shows.
 func documented(t *testing.T) []string {
-	text, err := os.ReadFile("../docs/prove.md")
+	text, err := os.ReadFile("../docs/use/prove.md")
 	require.NoError(t, err)
 	_, text, ok := bytes.Cut(text, []byte("## What a failure says"))
 	require.True(t, ok)

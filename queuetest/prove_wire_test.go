@@ -452,7 +452,7 @@ func TestProve_RunsOfTheExample(t *testing.T) {
 	s := &spy{TB: t}
 	queuetest.Prove(s, queuetest.AllFaults(proof))
 	require.Empty(t, s.errors)
-	text, err := os.ReadFile("../docs/prove.md")
+	text, err := os.ReadFile("../docs/use/prove.md")
 	require.NoError(t, err)
 	said, _, _ := strings.Cut(s.logs[0], " in ")
 	require.Contains(t, string(text), said)

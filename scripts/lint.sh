@@ -3,7 +3,7 @@
 # everything once and not once for each module.
 #
 # gosec is without G115: every number that is converted to a narrower type was checked, or counts things that were. Without G404:
-# random numbers are jitter, or guard rows against mistakes and not against attackers (docs/SECURITY.md). The directories that are left out
+# random numbers are jitter, or guard rows against mistakes and not against attackers (docs/run/security.md). The directories that are left out
 # run programs and write files of the developer's own machine, for tests and benchmarks.
 set -eu
 cd "$(dirname "$0")/.."

@@ -24,7 +24,7 @@ import (
 	"github.com/onceq/onceq/onceqcron"
 )
 
-// Exit codes. They are part of the command's interface: docs/operations.md lists them.
+// Exit codes. They are part of the command's interface: docs/run/operations.md lists them.
 const (
 	codeFailed      = 1   // the operation failed; the message says why
 	codeUsage       = 2   // wrong arguments; nothing was sent

@@ -17,7 +17,7 @@ import (
 func TestOperationsPage(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, schema())
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/run/operations.md")
 	require.NoError(t, err)
 	commands := regexp.MustCompile(`(?m)^(?:    |\$ )onceq (.*)$`).FindAllStringSubmatch(string(text), -1)
 	require.Greater(t, len(commands), 20)
@@ -46,7 +46,7 @@ func TestOperationsPage(t *testing.T) {
 func TestOperationsPage_FindsAnOldTransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/run/operations.md")
 	require.NoError(t, err)
 	statement := regexp.MustCompile("(?s)```sql\n([^`]* as open_for\n.*?)```").FindStringSubmatch(string(text))
 	require.NotNil(t, statement)

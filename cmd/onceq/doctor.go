@@ -242,7 +242,7 @@ select case when pg_catalog.pg_has_role('pg_read_all_stats', 'usage') -- others 
 	}
 	detail := fmt.Sprintf("%d of %d connections are in use", used, most)
 	if used*10 >= most*9 {
-		x.add("bad", "connections", detail, "lower the pools' MaxConns, count each process twice because of deploys, or use PgBouncer; docs/production.md says how many a worker needs")
+		x.add("bad", "connections", detail, "lower the pools' MaxConns, count each process twice because of deploys, or use PgBouncer; docs/run/production.md says how many a worker needs")
 	} else if used*10 >= most*7 {
 		x.add("warning", "connections", detail, "a deploy doubles the processes: lower the pools' MaxConns, or use PgBouncer")
 	} else {

@@ -1,4 +1,4 @@
-// Command onceq shows what is in a queue, says what is wrong with it, and mends it. docs/operations.md says when to type what.
+// Command onceq shows what is in a queue, says what is wrong with it, and mends it. docs/run/operations.md says when to type what.
 //
 //	onceq doctor
 //	onceq jobs list --state dead

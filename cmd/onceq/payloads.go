@@ -13,7 +13,7 @@ that may run again with the handlers of the new version, runs none of them, and 
         fmt.Println(k) // charge: 2 of 130 payloads do not decode; the newest: …
     }                  // k.NoHandler: another program's kind, or one that this version has dropped
 
-and run that from the new version against the real database, before you deploy it. docs/deploys.md has it whole.
+and run that from the new version against the real database, before you deploy it. docs/run/deploys.md has it whole.
 `
 
 func (a *app) payloadsCommand() *cobra.Command {

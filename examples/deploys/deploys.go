@@ -1,4 +1,4 @@
-// Package deploys is the code of docs/deploys.md: what may change between two versions of an application.
+// Package deploys is the code of docs/run/deploys.md: what may change between two versions of an application.
 package deploys
 
 import (

@@ -32,7 +32,7 @@ func TestOnlySQL(t *testing.T) {
 	want = regexp.MustCompile(`(?m)^// ?`).ReplaceAllString(want, "")
 	require.Equal(t, strings.TrimSpace(want), strings.TrimSpace(string(got)))
 
-	page, err := os.ReadFile("../../docs/database-sql.md")
+	page, err := os.ReadFile("../../docs/use/database-sql.md")
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?s)<!-- examples/orm/onlysql/main.go -->\n```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
 	require.Len(t, blocks, strings.Count(string(page), "```go"), "every block of the page says that it is from the program")

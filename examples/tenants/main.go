@@ -1,6 +1,6 @@
 // Tenants gives each tenant a schema with its own tables and its own queue, and one process works all of them. On Citus with
 // citus.enable_schema_based_sharding each schema is on one node, and so is each transaction of this program. Nothing here has
-// to know of that: see docs/growing.md.
+// to know of that: see docs/run/growing.md.
 package main
 
 import (

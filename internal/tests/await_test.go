@@ -484,11 +484,11 @@ func TestAwait_ForeverLeavesNoCall(t *testing.T) {
 	}
 }
 
-// The SQL of docs/flows.md finds the jobs that wait, also those that wait for their limits meanwhile, and for what they wait now.
+// The SQL of docs/use/flows.md finds the jobs that wait, also those that wait for their limits meanwhile, and for what they wait now.
 func TestAwait_TheSQLForPeople(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"))
-	page, err := os.ReadFile("../../docs/flows.md")
+	page, err := os.ReadFile("../../docs/use/flows.md")
 	require.NoError(t, err)
 	_, rest, ok := strings.Cut(string(page), "Which jobs wait, and for what, in SQL:\n\n")
 	require.True(t, ok)

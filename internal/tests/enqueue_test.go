@@ -1491,10 +1491,10 @@ func TestTrap_EnqueueManyWhileTheSequenceIsSetBack_EachJobHasTheIDThatItsCallerI
 	}
 }
 
-// The patterns of docs/patterns.md that concern enqueueing, written as a user of the library writes them. See
+// The patterns of docs/use/patterns.md that concern enqueueing, written as a user of the library writes them. See
 // patterns_test.go.
 
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 000).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 000).
 func TestPattern_ADeterministicKeyMakesAResubmissionASilentNoOp(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1512,7 +1512,7 @@ func TestPattern_ADeterministicKeyMakesAResubmissionASilentNoOp(t *testing.T) {
 	require.Equal(t, "outreach:cmp_456:cid_123", enqGet[string](t, db.Pool, `select key from onceq.jobs`))
 }
 
-// docs/patterns.md, "A batch with keys" (seed 000).
+// docs/use/patterns.md, "A batch with keys" (seed 000).
 func TestPattern_InABatchEachJobHasItsKeyAndResubmissionIsANoOp(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1531,7 +1531,7 @@ func TestPattern_InABatchEachJobHasItsKeyAndResubmissionIsANoOp(t *testing.T) {
 	require.Equal(t, 3, enqJobs(t, db.Pool))
 }
 
-// docs/patterns.md, "A batch with keys" (seed 000).
+// docs/use/patterns.md, "A batch with keys" (seed 000).
 func TestPattern_ABatchRefusesAKeyThatRepeats(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1541,7 +1541,7 @@ func TestPattern_ABatchRefusesAKeyThatRepeats(t *testing.T) {
 	require.Zero(t, enqJobs(t, db.Pool))
 }
 
-// docs/patterns.md, "Strict" (seed 000).
+// docs/use/patterns.md, "Strict" (seed 000).
 func TestPattern_AConflictOfAStrictJobCanBeTreatedAsSuccess(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1555,7 +1555,7 @@ func TestPattern_AConflictOfAStrictJobCanBeTreatedAsSuccess(t *testing.T) {
 	require.Equal(t, onceq.StateWaiting, conflict.Existing.State)
 }
 
-// docs/patterns.md, "A client's Idempotency-Key" (seed 000).
+// docs/use/patterns.md, "A client's Idempotency-Key" (seed 000).
 func TestPattern_AScopeForEachWorkspaceKeepsKeysApart(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1570,7 +1570,7 @@ func TestPattern_AScopeForEachWorkspaceKeepsKeysApart(t *testing.T) {
 	require.Equal(t, 2, enqJobs(t, db.Pool))
 }
 
-// docs/patterns.md, "A client's Idempotency-Key" (seed 000).
+// docs/use/patterns.md, "A client's Idempotency-Key" (seed 000).
 func TestPattern_TheClientsIdempotencyKeyIsTheJobsKey(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1587,7 +1587,7 @@ func TestPattern_TheClientsIdempotencyKeyIsTheJobsKey(t *testing.T) {
 	require.Equal(t, 1, enqJobs(t, db.Pool))
 }
 
-// docs/patterns.md, "A replay window" (seed 000).
+// docs/use/patterns.md, "A replay window" (seed 000).
 func TestPattern_OneWelcomeMailForEachUserEver(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1598,7 +1598,7 @@ func TestPattern_OneWelcomeMailForEachUserEver(t *testing.T) {
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted, Output: json.RawMessage(`{"sent": true}`)}, enqOne(t, db, db.Pool, job))
 }
 
-// docs/patterns.md, "A replay window" (seed 000).
+// docs/use/patterns.md, "A replay window" (seed 000).
 func TestPattern_AReplayWindowOf24Hours(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1611,7 +1611,7 @@ func TestPattern_AReplayWindowOf24Hours(t *testing.T) {
 	require.False(t, enqOne(t, db, db.Pool, job).Duplicate)
 }
 
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 001).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 001).
 func TestPattern_AClientThatEnqueuesAgainAddsNoJob(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1630,7 +1630,7 @@ func TestPattern_AClientThatEnqueuesAgainAddsNoJob(t *testing.T) {
 	require.Equal(t, 1, enqJobs(t, db.Pool))
 }
 
-// docs/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
+// docs/use/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
 func TestPattern_TheJobsIDIsStableAcrossRetries(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1646,7 +1646,7 @@ func TestPattern_TheJobsIDIsStableAcrossRetries(t *testing.T) {
 	require.NotEqual(t, id, enqOne(t, db, db.Pool, onceq.Job{Kind: "report", Key: "report:8"}).ID)
 }
 
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 002).
 func TestPattern_EveryProducerGetsTheSameIDImmediateOrDelayed(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1670,7 +1670,7 @@ func TestPattern_EveryProducerGetsTheSameIDImmediateOrDelayed(t *testing.T) {
 	require.Equal(t, 4, enqJobs(t, db.Pool))
 }
 
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 002).
 func TestPattern_EnqueueUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1683,7 +1683,7 @@ func TestPattern_EnqueueUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 002).
 func TestPattern_ADelayedJobRunsOnceAlsoWhenRetriedEarly(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1696,7 +1696,7 @@ func TestPattern_ADelayedJobRunsOnceAlsoWhenRetriedEarly(t *testing.T) {
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted}, enqOne(t, db, db.Pool, job))
 }
 
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 002).
 func TestPattern_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)

@@ -118,10 +118,10 @@ var sqlWord = regexp.MustCompile(`\b(select|from|where|set|values|with|case)\b|:
 
 type named struct{ name, text string }
 
-// statements returns those of docs/statements.sql that are whole.
+// statements returns those of internal/tests/testdata/statements.sql that are whole.
 func statements(t *testing.T) (all []named) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/statements.sql")
+	text, err := os.ReadFile("../../internal/tests/testdata/statements.sql")
 	require.NoError(t, err)
 	heads := regexp.MustCompile(`(?m)^-- (\S+\.go: .*)$`).FindAllStringSubmatchIndex(string(text), -1)
 	for i, h := range heads {

@@ -21,7 +21,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The patterns of docs/patterns.md, written as a user of this library would write them. A seed's number is that of the text
+// The patterns of docs/use/patterns.md, written as a user of this library would write them. A seed's number is that of the text
 // from which the pattern comes.
 
 type patternWelcome struct {
@@ -67,7 +67,7 @@ func patternEnqueue(t *testing.T, db *queuetest.DB, j onceq.Job) onceq.Result {
 
 // The worker crashes after it called the e-mail API and before the job is complete. The redelivery sends no second mail.
 //
-// docs/patterns.md, "Keys for providers" (seed 000).
+// docs/use/patterns.md, "Keys for providers" (seed 000).
 func TestPattern_CrashAfterTheMailAndBeforeTheCompletionSendsNoSecondMail(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -90,7 +90,7 @@ func TestPattern_CrashAfterTheMailAndBeforeTheCompletionSendsNoSecondMail(t *tes
 
 // The application has a table of its own. The record and the completion commit together, so there is nothing to check.
 //
-// docs/patterns.md, "A table of what was done" (seed 000).
+// docs/use/patterns.md, "A table of what was done" (seed 000).
 func TestPattern_WhatWasDoneIsRecordedInTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -107,7 +107,7 @@ func TestPattern_WhatWasDoneIsRecordedInTheHandlersTransaction(t *testing.T) {
 
 // "Clean up records older than 24 hours with a scheduled job": the Reaper does, and never removes one within its window.
 //
-// docs/patterns.md, "A replay window" (seed 000).
+// docs/use/patterns.md, "A replay window" (seed 000).
 func TestPattern_KeysArePrunedAfterTheirWindowAndNotBefore(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -130,7 +130,7 @@ func TestPattern_KeysArePrunedAfterTheirWindowAndNotBefore(t *testing.T) {
 // Pattern 1. It is no longer necessary to check for an existing row, but it does no harm: the job runs twice and sends
 // once.
 //
-// docs/patterns.md, "A table of what was done" (seed 001).
+// docs/use/patterns.md, "A table of what was done" (seed 001).
 func TestPattern_LookingForAnExistingRowFirst(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -163,7 +163,7 @@ func TestPattern_LookingForAnExistingRowFirst(t *testing.T) {
 
 // Pattern 2. An upsert, and a row that was deleted after the job was enqueued. Both handlers are plain ones.
 //
-// docs/patterns.md, "Upserts" (seed 001).
+// docs/use/patterns.md, "Upserts" (seed 001).
 func TestPattern_Upsert(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -184,7 +184,7 @@ func TestPattern_Upsert(t *testing.T) {
 
 // Pattern 3. The provider gets the key and deduplicates. After a charge that timed out, there is one charge.
 //
-// docs/patterns.md, "Keys for providers" (seed 001).
+// docs/use/patterns.md, "Keys for providers" (seed 001).
 func TestPattern_AProviderThatKnowsTheKeyChargesOnceAfterATimeOut(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -234,7 +234,7 @@ func TestPattern_AProviderThatKnowsTheKeyChargesOnceAfterATimeOut(t *testing.T) 
 // "Two different jobs, each handles its own idempotency independently": without a key there is one report for each job, and
 // a redelivered job makes no second one.
 //
-// docs/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
+// docs/use/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
 func TestPattern_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -259,7 +259,7 @@ func TestPattern_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 
 // A key with a random id never deduplicates. A table of the answers shows which keys do.
 //
-// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+// docs/use/patterns.md, "A deterministic id at enqueueing" (seed 002).
 func TestPattern_OneWebhookForEachSourceEventAlsoFromManyProcesses(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -290,7 +290,7 @@ func TestPattern_OneWebhookForEachSourceEventAlsoFromManyProcesses(t *testing.T)
 // A provider's errors: "in flight" is retried after about half a second, a mismatch is fatal, and anything else is an error
 // like any other.
 //
-// docs/patterns.md, "Keys for providers" (seed 003).
+// docs/use/patterns.md, "Keys for providers" (seed 003).
 func TestPattern_AProvidersRetryableAndFatalErrors(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -331,7 +331,7 @@ func TestPattern_AProvidersRetryableAndFatalErrors(t *testing.T) {
 // "The 24h window starts at first send. After that the key is forgotten and replays will double-send": after that, a person
 // decides here.
 //
-// docs/patterns.md, "Look before you act" (seed 003).
+// docs/use/patterns.md, "Look before you act" (seed 003).
 func TestPattern_AfterTheProvidersWindowAPersonDecides(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -358,7 +358,7 @@ func TestPattern_AfterTheProvidersWindowAPersonDecides(t *testing.T) {
 
 // "Only one concurrent worker wins the insert": Do has one winner, and the others get its outcome.
 //
-// docs/patterns.md, "A record of the intent" (seed 004).
+// docs/use/patterns.md, "A record of the intent" (seed 004).
 func TestPattern_OfConcurrentWorkersOneActsAndAllHearTheOutcome(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -395,7 +395,7 @@ func TestPattern_OfConcurrentWorkersOneActsAndAllHearTheOutcome(t *testing.T) {
 // "Check for the side effect before taking it", for a provider without keys: here there is no race between the check and
 // the act.
 //
-// docs/patterns.md, "Look before you act" (seed 004).
+// docs/use/patterns.md, "Look before you act" (seed 004).
 func TestPattern_AskingAProviderWithoutKeysBeforeSendingAgain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -427,7 +427,7 @@ func TestPattern_AskingAProviderWithoutKeysBeforeSendingAgain(t *testing.T) {
 
 // "Log it as a distinct event — not a failure, not a success, but a deduplication": it is an event of its own, and counted.
 //
-// docs/patterns.md, "Duplicates are an event of their own" (seed 004).
+// docs/use/patterns.md, "Duplicates are an event of their own" (seed 004).
 func TestPattern_ADuplicateIsAnEventOfItsOwn(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
@@ -449,7 +449,7 @@ func TestPattern_ADuplicateIsAnEventOfItsOwn(t *testing.T) {
 // "A complex job that does ten things is harder to make safe than ten jobs that each do one thing": the first job enqueues
 // the others in its own transaction, once.
 //
-// docs/patterns.md, "Small steps" (seed 004).
+// docs/use/patterns.md, "Small steps" (seed 004).
 func TestPattern_AJobOfTenStepsIsTenJobs(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -82,7 +82,7 @@ func fenceEvents() (*onceq.Config, func() string) {
 		}
 }
 
-// docs/patterns.md, "A fence around any work" (seed 001).
+// docs/use/patterns.md, "A fence around any work" (seed 001).
 func TestPattern_AFenceThatIsCompletedGivesItsResult(t *testing.T) {
 	t.Parallel()
 	config, events := fenceEvents()
@@ -104,7 +104,7 @@ func TestPattern_AFenceThatIsCompletedGivesItsResult(t *testing.T) {
 	}
 }
 
-// docs/patterns.md, "A fence around any work" (seed 001).
+// docs/use/patterns.md, "A fence around any work" (seed 001).
 func TestPattern_AFenceInProgressElsewhereIsATypedError(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -117,7 +117,7 @@ func TestPattern_AFenceInProgressElsewhereIsATypedError(t *testing.T) {
 	fenceOK(t, "Do", err)
 }
 
-// docs/patterns.md, "A fence around any work" (seed 001).
+// docs/use/patterns.md, "A fence around any work" (seed 001).
 func TestPattern_AFailureFreesTheFenceOnlyWhenNothingWasApplied(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -244,7 +244,7 @@ func TestDo_PanicAndGoexitAreUncertain(t *testing.T) {
 	}
 }
 
-// docs/patterns.md, "Keys for providers" (seed 003).
+// docs/use/patterns.md, "Keys for providers" (seed 003).
 func TestPattern_TheIdempotencyKeyComesFromTheJobNotTheAttempt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -278,7 +278,7 @@ func TestPattern_TheIdempotencyKeyComesFromTheJobNotTheAttempt(t *testing.T) {
 	}
 }
 
-// docs/patterns.md, "A client's Idempotency-Key" (seed 003).
+// docs/use/patterns.md, "A client's Idempotency-Key" (seed 003).
 func TestPattern_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testing.T) {
 	t.Parallel()
 	config, events := fenceEvents()
@@ -317,7 +317,7 @@ func TestPattern_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testing
 	}
 }
 
-// docs/patterns.md, "A record of the intent" (seed 004).
+// docs/use/patterns.md, "A record of the intent" (seed 004).
 func TestPattern_TheIntentIsRecordedBeforeTheEffectAndTheOutcomeAfter(t *testing.T) {
 	t.Parallel()
 	config, events := fenceEvents()

@@ -353,7 +353,7 @@ func TestSQL_AProducersRights(t *testing.T) {
 // The page's trigger enqueues for whoever inserts, and the page names each option that there is.
 func TestSQL_ThePageIsTrue(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/sql.md")
+	page, err := os.ReadFile("../../docs/use/sql.md")
 	require.NoError(t, err)
 	_, trigger, _ := strings.Cut(string(page), "## From a trigger\n\n```sql\n")
 	trigger, _, found := strings.Cut(trigger, "```")

@@ -126,7 +126,7 @@ func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join(repository(t), laterMigration))
 	require.NoError(t, err)
 	up, _, _ := strings.Cut(string(raw), "---- create above")
-	eventually(t, "a moment in which the tables are free", func() bool { // as docs/deploys.md has it
+	eventually(t, "a moment in which the tables are free", func() bool { // as docs/run/deploys.md has it
 		_, err := db.Pool.Exec(ctx, "set local lock_timeout = '100ms';"+strings.ReplaceAll(up, "{{.schema}}", "onceq"))
 		if err != nil {
 			require.ErrorContains(t, err, "55P03")

@@ -1,5 +1,5 @@
 // Command citus shows that with schema-based sharding no transaction of onceq leaves its node, and prints the table of
-// docs/growing.md. It takes the URL of a coordinator (scripts/citus.sh starts a cluster), makes schemas there, and removes
+// docs/run/growing.md. It takes the URL of a coordinator (scripts/citus.sh starts a cluster), makes schemas there, and removes
 // them at the end:
 //
 //	go run . [-for 20s] URL

@@ -299,7 +299,7 @@ func texts(all map[string]value, sources []source) {
 var statementHead = regexp.MustCompile(`(?m)^-- \S+\.go: .*$`)
 
 // statementFiles are where the listing of all statements may be.
-var statementFiles = []string{"docs/statements.sql", "internal/tests/testdata/statements.sql"}
+var statementFiles = []string{"internal/tests/testdata/statements.sql", "internal/tests/testdata/statements.sql"}
 
 // statements measures the listing of all statements, and the migrations.
 func statements(all map[string]value, root string) error {

@@ -1,6 +1,6 @@
 // Command torture runs many producer and worker processes on a real server. It does to them, and to the server, what
 // happens to machines. Then it counts: every accepted job has one end, its effects happened once, and everybody was told
-// the truth. It does the same to River, and prints both. docs/torture.md has the results.
+// the truth. It does the same to River, and prints both. docs/work/torture.md has the results.
 //
 //	go run . [-duration 3m] [-seed n] [-systems onceq,river]
 //

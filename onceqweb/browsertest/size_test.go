@@ -90,7 +90,7 @@ select n % 50000, 'ada@example.com', 'redrive', '', 'the cause is mended', 'wait
 }
 
 // TestSize measures what each page costs the server, and what a browser needs to show it. It asserts nothing but that the pages come:
-// docs/web.md has what it printed.
+// docs/run/web.md has what it printed.
 //
 //	make page-size SIZE=1000000
 func TestSize(t *testing.T) {

@@ -2,7 +2,7 @@ package main
 
 import "slices"
 
-// plans are the checks by name: their stages run one after the other. docs/CONTRIBUTING.md says which is for what.
+// plans are the checks by name: their stages run one after the other. docs/work/contributing.md says which is for what.
 var plans = map[string][]stage{
 	"test": {
 		first,
