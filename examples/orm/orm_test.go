@@ -8,25 +8,16 @@ import (
 	"testing"
 	"time"
 
-	"entgo.io/ent/dialect"
-	entsql "entgo.io/ent/dialect/sql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/jmoiron/sqlx"
 	"github.com/stretchr/testify/require"
-	"github.com/uptrace/bun"
-	"github.com/uptrace/bun/dialect/pgdialect"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/orm"
-	"github.com/onceq/onceq/examples/orm/withbun"
-	"github.com/onceq/onceq/examples/orm/withent"
-	"github.com/onceq/onceq/examples/orm/withent/ent"
 	"github.com/onceq/onceq/examples/orm/withgorm"
 	"github.com/onceq/onceq/examples/orm/withsqlc"
-	"github.com/onceq/onceq/examples/orm/withsqlx"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -82,16 +73,6 @@ func eachApp(t *testing.T, test func(*testing.T, *queuetest.DB, app)) {
 	for name, open := range map[string]func(*testing.T, *sql.DB) func(*onceq.Queue) app{
 		"GORM":                          openGORM(false),
 		"GORM with prepared statements": openGORM(true),
-		"bun": func(_ *testing.T, pool *sql.DB) func(*onceq.Queue) app {
-			return bind(bun.NewDB(pool, pgdialect.New()), withbun.SignUp, withbun.SignUpOnce, withbun.Welcomed)
-		},
-		"ent": func(_ *testing.T, pool *sql.DB) func(*onceq.Queue) app {
-			db := ent.NewClient(ent.Driver(entsql.OpenDB(dialect.Postgres, pool)))
-			return bind(db, withent.SignUp, withent.SignUpOnce, withent.Welcomed)
-		},
-		"sqlx": func(_ *testing.T, pool *sql.DB) func(*onceq.Queue) app {
-			return bind(sqlx.NewDb(pool, "postgres"), withsqlx.SignUp, withsqlx.SignUpOnce, withsqlx.Welcomed)
-		},
 		"sqlc": func(_ *testing.T, pool *sql.DB) func(*onceq.Queue) app {
 			return bind(pool, withsqlc.SignUp, withsqlc.SignUpOnce, withsqlc.Welcomed)
 		},

@@ -23,7 +23,6 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/routers"
-	"github.com/onceq/onceq/examples/routers/withchi"
 	"github.com/onceq/onceq/examples/routers/withecho"
 	"github.com/onceq/onceq/examples/routers/withgin"
 	"github.com/onceq/onceq/onceqhttp"
@@ -42,7 +41,6 @@ var all = map[string]struct {
 	serve   func(*pgxpool.Pool, *onceq.Queue, routers.Shop) (http.Handler, error)
 	pattern string // the pattern of the charges' route
 }{
-	"chi":  {withchi.New, "/orders/{id}/charges"},
 	"echo": {withecho.New, "/orders/:id/charges"},
 	"gin":  {withgin.New, "/orders/:id/charges"},
 }

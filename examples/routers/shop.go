@@ -1,5 +1,5 @@
-// Package routers has one small shop for three routers. Its orders are rows of the database, in one transaction with their
-// answers. Its charges and refunds are a provider's, outside the transaction. The packages below serve it with chi, echo
+// Package routers has one small shop for two routers. Its orders are rows of the database, in one transaction with their
+// answers. Its charges and refunds are a provider's, outside the transaction. The packages below serve it with echo
 // and gin.
 package routers
 
