@@ -368,7 +368,7 @@ func TestHandler_RefusesBeforeAnythingIsDone(t *testing.T) {
 	missing := post(t, s.URL, "", "{}")
 	refused(t, missing, 400, onceqhttp.CodeKeyMissing)
 	require.Contains(t, missing.header.Get("Link"), "docs/use/http.md")
-	require.Regexp(t, `docs/http\.md$`, missing.problem(t).Type)
+	require.Regexp(t, `docs/use/http\.md$`, missing.problem(t).Type)
 	invalid := post(t, s.URL, `"open`, "{}")
 	refused(t, invalid, 400, onceqhttp.CodeKeyInvalid)
 	require.NotContains(t, invalid.body, "open", "the key is not repeated")
