@@ -42,7 +42,7 @@ func (r JobRef) String() string {
 }
 
 // Ref names the job with the key that the kind derives from a payload, for Job.After. A kind without a Key has none.
-func (k *Kind[P]) Ref(payload P) JobRef {
+func (k Kind[P]) Ref(payload P) JobRef {
 	j := k.Job(payload)
 	return JobRef{Scope: cmp.Or(j.Scope, j.Kind), Key: j.Key}
 }

@@ -1759,7 +1759,7 @@ func TestUnhold_WaitsForNobody(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 	job, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "charge", Payload: 1})
 	require.NoError(t, err)
-	kind := &onceq.Kind[int]{Name: "charge"}
+	kind := onceq.Kind[int]{Name: "charge"}
 	done := 0
 	charge := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
 		_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) { return "", errors.New("no answer") }, onceq.OnUncertain(onceq.Hold()))

@@ -17,8 +17,9 @@ import (
 	"github.com/onceq/onceq/internal/guard"
 )
 
-// Kind declares a kind of job once, for the code that enqueues it and the code that runs it. P is its payload: a type that
-// encoding/json encodes and decodes, or []byte for bytes that must come back unchanged.
+// Kind declares a kind of job once, for the code that enqueues it and the code that runs it. P is its
+// payload: a type that encoding/json encodes and decodes, or []byte for bytes that must come back unchanged.
+// A Kind is a value: a copy is the same kind.
 //
 //	var Welcome = onceq.Kind[WelcomeMail]{
 //		Name: "welcome",
@@ -88,7 +89,7 @@ type Kind[P any] struct {
 const NoTimeout time.Duration = -1
 
 // check refuses what no job of the kind could be enqueued with: NewWorker does so, and not only the first Enqueue.
-func (k *Kind[P]) check() error {
+func (k Kind[P]) check() error {
 	j := Job{
 		Kind: k.Name, Queue: k.Queue, Key: "key", Window: k.Window, Priority: k.Priority, MaxAttempts: k.MaxAttempts,
 		LaneFamily: k.LaneFamily, LaneRule: k.LaneRule, Lane: "lane",
@@ -110,7 +111,7 @@ func (k *Kind[P]) check() error {
 
 // Job returns the job for a payload, ready for Enqueue. Change what should differ from the kind before you enqueue it. If Key, Scope,
 // Lane or Limit panics, Enqueue refuses the job with an error that wraps a *PanicError.
-func (k *Kind[P]) Job(payload P) Job {
+func (k Kind[P]) Job(payload P) Job {
 	j := Job{
 		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,
 		MaxAttempts: k.MaxAttempts, Fields: k.Fields, IgnorePayload: k.IgnorePayload,
@@ -197,7 +198,7 @@ type Handler struct {
 	err error // what is wrong with the kind's declaration; NewWorker returns it
 }
 
-func (k *Kind[P]) handler() Handler {
+func (k Kind[P]) handler() Handler {
 	h := Handler{
 		kind: k.Name, queue: k.Queue, laned: k.Lane != nil || k.Limit != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
 		serializable: k.Serializable, keep: math.MinInt64,
@@ -249,7 +250,7 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 // job is completed; after an error it runs again after the kind's Backoff, unless the error is one of Fatal, RetryAfter,
 // Snooze and Reschedule. What fn does outside the database may happen again when the job runs again: use Once. In a
 // transaction of its own, fn can complete the job itself: see Lease.Complete.
-func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
+func (k Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
 	h := k.handler()
 	if fn == nil {
 		h.err = invalid("Handle", "of %q has no function", k.Name)
@@ -290,7 +291,7 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 // does not; over a Unix socket nothing does).
 //
 // Each running fn holds one connection of the pool.
-func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
+func (k Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
 	h := k.handler()
 	if fn == nil {
 		h.err = invalid("HandleTx", "of %q has no function", k.Name)
@@ -318,7 +319,7 @@ type Item[P any] struct {
 // error, or a payload does not decode, nothing is committed and each of the jobs runs again at once in a batch of its own,
 // so that only the job at fault spends an attempt. After a serialization failure or a deadlock fn first runs again
 // with all of them, up to ten times.
-func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
+func (k Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
 	h := k.handler()
 	if fn == nil {
 		h.err = invalid("HandleBatch", "of %q has no function", k.Name)

@@ -488,10 +488,10 @@ func TestLanes(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	kind := func(family string, rule onceq.LaneRule) *onceq.Kind[string] {
-		return &onceq.Kind[string]{Name: "k", LaneFamily: family, LaneRule: rule, Lane: func(name string) string { return name }}
+	kind := func(family string, rule onceq.LaneRule) onceq.Kind[string] {
+		return onceq.Kind[string]{Name: "k", LaneFamily: family, LaneRule: rule, Lane: func(name string) string { return name }}
 	}
-	add := func(k *onceq.Kind[string], lane string, n int) (ids []int64) {
+	add := func(k onceq.Kind[string], lane string, n int) (ids []int64) {
 		for range n {
 			r, err := q.Enqueue(ctx, db.Pool, k.Job(lane))
 			require.NoError(t, err)

@@ -247,7 +247,7 @@ func TestCursor_WhatAWaitForATurnCosts(t *testing.T) {
 // a look at the time when a claim looks back. One that looked back is not.
 func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	for name, set := range map[string]func(*claimer, *feed){
 		"announced": func(_ *claimer, f *feed) { f.announced = time.Now() },
@@ -361,7 +361,7 @@ func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
 // One write of the announcement that waited for the disk does not keep the next one for longer.
 func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
 	c.listener = &listener{q: w.q}
@@ -433,7 +433,7 @@ func TestStatements_WorkInFIPSMode(t *testing.T) {
 func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
 	t.Parallel()
 	nothing := func(context.Context, *Lease, int) error { return nil }
-	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: []string{"other"}}, (&Kind[int]{Name: "k"}).Handle(nothing), (&Kind[int]{Name: "l"}).Handle(nothing))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: []string{"other"}}, Kind[int]{Name: "k"}.Handle(nothing), Kind[int]{Name: "l"}.Handle(nothing))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, &executor{q: w.q})
 	c.listener = &listener{q: w.q}
@@ -1315,7 +1315,7 @@ func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
 
 // A job whose slot has come stands before the others that have lost as many leases, when no claim is under way.
 func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
 	f := c.feeds[0]
@@ -1499,7 +1499,7 @@ func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
 // a claim says that it took less.
 func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
 	c.looks.fresh.took = time.Minute
@@ -1527,7 +1527,7 @@ func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 // While looks find something, the next one comes soon. Otherwise they take a part of the time.
 func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
 	now := time.Now()
@@ -1551,7 +1551,7 @@ func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 // On Citus the ids that were drawn and the jobs are on different servers, so there all looks are at all queues.
 func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
 	took := livelyLook
@@ -1567,7 +1567,7 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 // so at once.
 func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	for _, many := range []bool{false, true} {
 		c := newClaimer(w, 1, quick{}, nil)
@@ -1608,7 +1608,7 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	for i := range 5000 {
 		also = append(also, fmt.Sprint("q", i))
 	}
-	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: also}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: also}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
 	c.listener = &listener{q: w.q}

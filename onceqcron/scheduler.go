@@ -137,8 +137,8 @@ func tickingKind(name string, code bool) string {
 // maxAttempts is how often a tick may fail before its job is dead and the schedule stands still: the most that there is.
 const maxAttempts = 32767
 
-func (s *Scheduler) kind(name string) *onceq.Kind[string] {
-	return &onceq.Kind[string]{
+func (s *Scheduler) kind(name string) onceq.Kind[string] {
+	return onceq.Kind[string]{
 		Name: name, Queue: s.cfg.Queue, Key: func(schedule string) string { return schedule }, Window: onceq.UntilFinished, IgnorePayload: true,
 		MaxAttempts: maxAttempts, MaxLost: maxAttempts,
 		Timeout: onceq.NoTimeout, // ten thousand ticks may take long, and would be begun again and again

@@ -535,7 +535,7 @@ func TestMetrics_WhatJobsWaitFor(t *testing.T) {
 	var handlers []onceq.Handler
 	for reason := range jobs {
 		queues[reason] = onceq.QueueConfig{}
-		handlers = append(handlers, (&onceq.Kind[any]{Name: reason, Queue: reason}).Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
+		handlers = append(handlers, onceq.Kind[any]{Name: reason, Queue: reason}.Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
 	}
 	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{Queues: queues}, handlers...)
 	require.NoError(t, err)

@@ -329,7 +329,7 @@ func TestRunOne_OpensItsSessionsOnce(t *testing.T) {
 		c.MaxConns = 1
 		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { opened.Add(1); return nil }
 	}))
-	handler := (&onceq.Kind[int]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, int) error { return nil })
+	handler := onceq.Kind[int]{Name: "k"}.Handle(func(context.Context, *onceq.Lease, int) error { return nil })
 	for range 5 {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
 		require.NoError(t, err)
@@ -581,7 +581,7 @@ func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {
 	t.Parallel()
 	r := &recorder{TB: t}
 	db := queuetest.New(r)
-	handler := (&onceq.Kind[int]{Name: "mail"}).Handle(func(context.Context, *onceq.Lease, int) error { return nil })
+	handler := onceq.Kind[int]{Name: "mail"}.Handle(func(context.Context, *onceq.Lease, int) error { return nil })
 	runOne := func(handlers ...onceq.Handler) []string {
 		r.said = nil
 		require.PanicsWithValue(t, r, func() { db.RunOne(handlers...) })

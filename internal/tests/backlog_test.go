@@ -49,7 +49,7 @@ func TestCheckPayloads(t *testing.T) {
 	require.False(t, found[2].OK())
 	require.Contains(t, found[3].Errors[0], `it has the field "new"`)
 
-	_, err = q.CheckPayloads(ctx, (&onceq.Kind[int]{}).Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	_, err = q.CheckPayloads(ctx, onceq.Kind[int]{}.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
 	var bad *onceq.InvalidError
 	require.ErrorAs(t, err, &bad)
 }

@@ -31,7 +31,7 @@ func givenBack(job onceq.Job) func(t *testing.T, db *queuetest.DB) (id int64) {
 // A request to cancel a job that its holder could not hear of, or that was left for a holder that is none, is found by a worker.
 func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
 	t.Parallel()
-	ran := (&onceq.Kind[int]{Name: "mail"}).Handle(func(context.Context, *onceq.Lease, int) error {
+	ran := onceq.Kind[int]{Name: "mail"}.Handle(func(context.Context, *onceq.Lease, int) error {
 		return errors.New("this job was to be cancelled")
 	})
 	for name, left := range map[string]func(t *testing.T, db *queuetest.DB) (id int64){
@@ -145,7 +145,7 @@ func TestCancel_OfAJobThatReschedulesInItsTransaction(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			id := repairEnqueue(t, db, job)
-			db.Drain((&onceq.Kind[int]{Name: "mail"}).HandleTx(func(ctx context.Context, _ pgx.Tx, _ *onceq.Lease, _ int) error {
+			db.Drain(onceq.Kind[int]{Name: "mail"}.HandleTx(func(ctx context.Context, _ pgx.Tx, _ *onceq.Lease, _ int) error {
 				wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, id))
 				return onceq.Reschedule(24 * time.Hour)
 			}))
@@ -165,7 +165,7 @@ func TestResolve_BeforeTheJobItselfIsHeld(t *testing.T) {
 			tx := begin(t, db)
 			results := make(chan string, 1)
 			var runs atomic.Int64
-			handler := (&onceq.Kind[int]{Name: "charge"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			handler := onceq.Kind[int]{Name: "charge"}.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
 				runs.Add(1)
 				result, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
 					return "", errors.New("no answer")
@@ -205,7 +205,7 @@ func TestResolve_AHeldJobStaysHeld(t *testing.T) {
 	id := repairEnqueue(t, db, onceq.Job{Kind: "charge"})
 	runs := 0
 	for range 4 {
-		db.Drain((&onceq.Kind[int]{Name: "charge"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		db.Drain(onceq.Kind[int]{Name: "charge"}.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
 			runs++
 			_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
 				return "", errors.New("no answer")

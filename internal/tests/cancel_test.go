@@ -161,7 +161,7 @@ func TestCancel_AJobThatWasAskedForKeepsItsKey(t *testing.T) {
 	enqExec(t, tx, `select from onceq.jobs where id = $1 for update`, id)
 	wantState(t, onceq.StateRunning)(q.Cancel(ctx, db.Pool, id))
 	require.NoError(t, tx.Commit(ctx))
-	start(t, db, onceq.WorkerConfig{}, (&onceq.Kind[int]{Name: "mail"}).Handle(func(context.Context, *onceq.Lease, int) error {
+	start(t, db, onceq.WorkerConfig{}, onceq.Kind[int]{Name: "mail"}.Handle(func(context.Context, *onceq.Lease, int) error {
 		return errors.New("this job was to be cancelled")
 	}))
 	require.Eventually(t, func() bool {

@@ -564,7 +564,7 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 			stats := must[[]onceq.QueueStats](t)(q.Stats(t.Context()))
 			require.NoError(t, leases[0].Complete(t.Context(), nil))
 			runs := 0
-			w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, (&onceq.Kind[any]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, any) error {
+			w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, onceq.Kind[any]{Name: "k"}.Handle(func(context.Context, *onceq.Lease, any) error {
 				if runs++; runs == 1 {
 					return onceq.RetryAfter(time.Hour, errors.New("once more"))
 				}

@@ -515,7 +515,7 @@ func TestGroup_BadInputAndDuplicates(t *testing.T) {
 	require.NoError(t, db.Check())
 	var order []int64
 	db.Drain(part.Handle(func(context.Context, *onceq.Lease, int) error { return nil }),
-		(&onceq.Kind[int]{Name: "k"}).Handle(func(_ context.Context, l *onceq.Lease, _ int) error { order = append(order, l.ID); return nil }))
+		onceq.Kind[int]{Name: "k"}.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { order = append(order, l.ID); return nil }))
 	require.Equal(t, []int64{first.ID, made[0].ID, made[1].ID, g.Then.ID}, order)
 }
 
@@ -588,7 +588,7 @@ func TestGroup_NobodyWaitsInACircle(t *testing.T) {
 		return errors.Join(err, member.Complete(ctx, tx))
 	}))
 	ran := 0
-	db.Drain((&onceq.Kind[int]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, int) error { ran++; return nil }))
+	db.Drain(onceq.Kind[int]{Name: "k"}.Handle(func(context.Context, *onceq.Lease, int) error { ran++; return nil }))
 	require.Equal(t, 5, ran)
 	require.NoError(t, db.Check())
 }

@@ -70,17 +70,17 @@ func TestKind_PayloadsOfEverySort(t *testing.T) {
 		json   string
 		asByte []byte
 	}{
-		{(&onceq.Kind[int]{Name: "k"}).Job(7), `7`, nil},
-		{(&onceq.Kind[string]{Name: "k"}).Job("<é>"), `"<é>"`, nil},
-		{(&onceq.Kind[*int]{Name: "k"}).Job(nil), `null`, nil},
-		{(&onceq.Kind[any]{Name: "k"}).Job(nil), `null`, nil},
-		{(&onceq.Kind[struct{}]{Name: "k"}).Job(struct{}{}), `{}`, nil},
-		{(&onceq.Kind[json.RawMessage]{Name: "k"}).Job(nil), `null`, nil},
-		{(&onceq.Kind[json.RawMessage]{Name: "k"}).Job(json.RawMessage(`[1.50]`)), `[1.50]`, nil},
-		{(&onceq.Kind[named]{Name: "k"}).Job(named("a")), `"YQ=="`, nil},
-		{(&onceq.Kind[time.Time]{Name: "k"}).Job(time.Unix(0, 0).UTC()), `"1970-01-01T00:00:00Z"`, nil},
-		{(&onceq.Kind[[]byte]{Name: "k"}).Job([]byte{0, 255}), ``, []byte{0, 255}},
-		{(&onceq.Kind[[]byte]{Name: "k"}).Job(nil), ``, []byte{}},
+		{onceq.Kind[int]{Name: "k"}.Job(7), `7`, nil},
+		{onceq.Kind[string]{Name: "k"}.Job("<é>"), `"<é>"`, nil},
+		{onceq.Kind[*int]{Name: "k"}.Job(nil), `null`, nil},
+		{onceq.Kind[any]{Name: "k"}.Job(nil), `null`, nil},
+		{onceq.Kind[struct{}]{Name: "k"}.Job(struct{}{}), `{}`, nil},
+		{onceq.Kind[json.RawMessage]{Name: "k"}.Job(nil), `null`, nil},
+		{onceq.Kind[json.RawMessage]{Name: "k"}.Job(json.RawMessage(`[1.50]`)), `[1.50]`, nil},
+		{onceq.Kind[named]{Name: "k"}.Job(named("a")), `"YQ=="`, nil},
+		{onceq.Kind[time.Time]{Name: "k"}.Job(time.Unix(0, 0).UTC()), `"1970-01-01T00:00:00Z"`, nil},
+		{onceq.Kind[[]byte]{Name: "k"}.Job([]byte{0, 255}), ``, []byte{0, 255}},
+		{onceq.Kind[[]byte]{Name: "k"}.Job(nil), ``, []byte{}},
 	} {
 		enqOne(t, db, db.Pool, c.job)
 		l := enqClaim(t, db)

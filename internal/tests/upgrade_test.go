@@ -33,7 +33,7 @@ func repository(t *testing.T) string {
 func TestUpgrade_CheckSaysWhichSideToMove(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, (&onceq.Kind[int]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, onceq.Kind[int]{Name: "k"}.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		version, oldest int

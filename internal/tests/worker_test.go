@@ -1024,8 +1024,8 @@ func TestRun_SaysWhatItCannotDo(t *testing.T) {
 	require.NoError(t, err)
 	var missing *onceq.SchemaError
 	require.ErrorAs(t, w.Run(t.Context()), &missing)
-	for _, bad := range [][]onceq.Handler{nil, {{}}, {handle(nil), handle(nil)}, {(&onceq.Kind[int]{}).Handle(nil)},
-		{(&onceq.Kind[int]{Name: "a", MaxLost: 1 << 15}).Handle(nil)}, {work.HandleBatch(0, nil)}} {
+	for _, bad := range [][]onceq.Handler{nil, {{}}, {handle(nil), handle(nil)}, {onceq.Kind[int]{}.Handle(nil)},
+		{onceq.Kind[int]{Name: "a", MaxLost: 1 << 15}.Handle(nil)}, {work.HandleBatch(0, nil)}} {
 		_, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, bad...)
 		require.Error(t, err)
 	}

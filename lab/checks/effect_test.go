@@ -171,7 +171,7 @@ func (w *effectWalk) run(t *rapid.T) {
 	var failure any
 	ran := false
 	var lost bool // the worker took its lease for lost before it noticed that the job is cancelled: a machine may stand still for so long
-	handler := (&onceq.Kind[any]{Name: "k", Backoff: func(int, error) time.Duration { return 0 }}).Handle(
+	handler := onceq.Kind[any]{Name: "k", Backoff: func(int, error) time.Duration { return 0 }}.Handle(
 		func(ctx context.Context, l *onceq.Lease, _ any) error {
 			ran = true
 			defer func() { failure = recover() }() // of the test: the worker would turn it into an error

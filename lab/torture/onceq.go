@@ -290,8 +290,8 @@ func (onceqSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 	return runner.Run(ctx)
 }
 
-func kind(form string) *onceq.Kind[work] {
-	k := &onceq.Kind[work]{
+func kind(form string) onceq.Kind[work] {
+	k := onceq.Kind[work]{
 		Name: form, Timeout: 10 * time.Second, MaxLost: 1000, Keep: onceq.Forever,
 		Backoff: func(attempt int, _ error) time.Duration { return backoff(attempt) },
 	}
@@ -305,7 +305,7 @@ func kind(form string) *onceq.Kind[work] {
 }
 
 // kind is the kind of a form. Its Backoff panics now and then, but only where DefaultBackoff, which then counts, is short.
-func (w *onceqWorker) kind(form string) *onceq.Kind[work] {
+func (w *onceqWorker) kind(form string) onceq.Kind[work] {
 	k := kind(form)
 	k.Backoff = func(attempt int, _ error) time.Duration {
 		if attempt == 1 {

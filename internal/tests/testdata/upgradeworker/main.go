@@ -24,7 +24,7 @@ const lanes = 5
 
 // These kinds have a key that both programs ask for; one job of a lane at a time; two of a lane, with jobs that overtake; two of a limit;
 // a group; and an event that the other program may emit.
-var kinds = []*onceq.Kind[int]{
+var kinds = []onceq.Kind[int]{
 	{Name: "keyed", Key: func(n int) string { return fmt.Sprint(n) }},
 	{Name: "ordered", Lane: func(n int) string { return fmt.Sprint(n % lanes) }},
 	{Name: "pairs", Lane: func(n int) string { return fmt.Sprint(n % lanes) }, LaneRule: onceq.Overtake},
