@@ -398,9 +398,10 @@ func (f *Filter) pages(ctx context.Context, q *Queue, db DB, do func(ids []int64
 }
 
 func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
-	statement, args := filter.statement(liveIDs, waitingIDs, pastIDs)
+	filter.WithoutPayloads = true
+	statement, args := filter.statement()
 	var ids []int64
-	err := q.send(ctx, db, reading, statement, args, func(rows pgx.Rows) (err error) {
+	err := q.send(ctx, db, reading, `select id from (`+statement+`) page`, args, func(rows pgx.Rows) (err error) {
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 		return err
 	})

@@ -100,7 +100,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return statement, args, nil
 	}
 	var now time.Time
-	if err := query(ctx, db, `select statement_timestamp()`, nil, row(&now)); err != nil {
+	if err := query(ctx, db, askTime, nil, row(&now)); err != nil {
 		return "", nil, err
 	}
 	args = append(slices.Clone(args), now)

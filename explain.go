@@ -119,38 +119,32 @@ func (q *Queue) Explain(ctx context.Context, db DB, id int64) (Explanation, erro
 func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) (Explanation, error) {
 	for range settleTries {
 		e := Explanation{Job: JobInfo{ID: id}}
-		if err := q.queryRow(ctx, db, `select statement_timestamp()`, nil, &e.At); err != nil {
-			return e, fmt.Errorf("onceq: explain: %w", err)
-		}
-		job, err := q.brief(ctx, db, id)
-		switch {
-		case errors.Is(err, ErrNotFound):
+		known, err := q.job(ctx, db, id, false, nil, nil)
+		if e.At = known.at; errors.Is(err, pgx.ErrNoRows) {
+			if err := q.queryRow(ctx, db, askTime, nil, &e.At); err != nil {
+				return e, fmt.Errorf("onceq: explain: %w", err)
+			}
 			e.add(Reason{
 				Cause: CauseUnknown, Text: "there is no such job: the transaction that enqueued it has not committed or was rolled back, or the job is finished and was not kept",
 				Advice: "if it had a key, what became of that may still be known (Queue.GetByKey, onceq keys); a kind can keep completed jobs in the history (Keep)",
 			})
 			return e, nil
-		case err != nil:
-			return e, err
 		}
-		e.Job = job
-		x := explaining{q: q, db: db, e: &e, old: old}
-		if job.State.Finished() {
+		if err != nil {
+			return e, fmt.Errorf("onceq: explain: %w", err)
+		}
+		e.Job = known.job
+		x := explaining{q: q, db: db, e: &e, old: old, knownJob: known}
+		if e.Job.State.Finished() {
 			return e, x.finished(ctx)
 		}
-		if err := x.cancelAsked(ctx); err != nil {
+		x.cancelAsked()
+		if !e.Job.Blocked {
+			return e, x.live(ctx)
+		}
+		if still, err := x.blocked(ctx); err != nil || still {
 			return e, err
 		}
-		if job.Blocked {
-			if still, err := x.blocked(ctx); err != nil || still {
-				return e, err
-			}
-			continue
-		}
-		if live, err := x.live(ctx); err != nil || live {
-			return e, err
-		}
-		// It finished between two statements.
 	}
 	return Explanation{}, fmt.Errorf("%w: job %d changes too often to say", ErrNotFound, id)
 }
@@ -164,13 +158,11 @@ type explaining struct {
 	e   *Explanation
 	old time.Duration // from which age on a snapshot is reported
 
-	holder     *int64
-	ahead      bool      // claimed, and not known to run yet
-	cancelling time.Time // when somebody asked for that
-	workers    []WorkerInfo
-	pauses     []Pause
-	room       int     // the place, from 1 on, of the reason that says that its lane or limit has room; 0 for none
-	lock       *Reason // a transaction has the row of the job locked, which waits for its lane, its limit or others
+	knownJob
+	workers []WorkerInfo
+	pauses  []Pause
+	room    int     // the place, from 1 on, of the reason that says that its lane or limit has room; 0 for none
+	lock    *Reason // a transaction has the row of the job locked, which waits for its lane, its limit or others
 }
 
 // stamp writes a time for people.
@@ -220,47 +212,27 @@ func (x *explaining) finished(ctx context.Context) error {
 	return nil
 }
 
-// cancelAsked looks for a request to cancel the job. A worker that runs it hears of that with its next beat, and one that waits is
+// cancelAsked says that somebody wants the job cancelled. A worker that runs it hears of that with its next beat, and one that waits is
 // cancelled when it would run, or within a minute.
-func (x *explaining) cancelAsked(ctx context.Context) error {
-	const read = `select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz`
+func (x *explaining) cancelAsked() {
 	j := &x.e.Job
-	switch err := x.q.queryRow(ctx, x.db, read, []any{j.ID, j.CreatedAt}, &x.cancelling); {
-	case errors.Is(err, pgx.ErrNoRows):
-	case err != nil:
-		return fmt.Errorf("onceq: explain: %w", err)
-	case j.State != StateRunning:
+	if x.cancelling != nil && j.State != StateRunning {
 		x.e.add(Reason{
-			Cause: CauseCancelling, Since: x.cancelling,
-			Text:   "somebody asked at " + stamp(x.cancelling) + " to cancel it, while it was held or locked, and nobody has heard of that yet",
+			Cause: CauseCancelling, Since: *x.cancelling,
+			Text:   "somebody asked at " + stamp(*x.cancelling) + " to cancel it, while it was held or locked, and nobody has heard of that yet",
 			Advice: fmt.Sprintf("a worker cancels it within a minute; Queue.Cancel does it now, as onceq jobs cancel %d does", j.ID),
 		})
 	}
-	return nil
 }
 
-// live explains a job that is not finished. It returns false if the job is not live any more, or has another lease.
-func (x *explaining) live(ctx context.Context) (bool, error) {
-	const read = `
-select holder, coalesce(ahead, false) from onceq.jobs
- where id = $1::bigint and claims = $2::int and leased_until is not distinct from $3::timestamptz`
+// live explains a job that is not finished.
+func (x *explaining) live(ctx context.Context) (err error) {
 	j := &x.e.Job
-	var until *time.Time
-	if !j.LeasedUntil.IsZero() {
-		until = &j.LeasedUntil
-	}
-	err := x.q.queryRow(ctx, x.db, read, []any{j.ID, j.Claims, until}, &x.holder, &x.ahead)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("onceq: explain: %w", err)
-	}
 	if x.workers, err = x.q.Workers(ctx, x.db); err != nil {
-		return false, err
+		return err
 	}
 	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
-		return false, err
+		return err
 	}
 	age := lockOld
 	if !j.LeasedUntil.IsZero() {
@@ -268,13 +240,13 @@ select holder, coalesce(ahead, false) from onceq.jobs
 	}
 	lock, locked, err := x.locked(ctx, age, j.ID)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if j.State == StateRunning || locked && !j.LeasedUntil.IsZero() {
 		x.running(lock)
-		return true, nil
+		return nil
 	}
-	return true, x.waiting(ctx, lock, locked)
+	return x.waiting(ctx, lock, locked)
 }
 
 // lockOld is how old a transaction is whose lock Explain reports: claims and promoters have rows locked all the time, for as long as
@@ -366,8 +338,8 @@ func (x *explaining) running(lock Reason) {
 		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s", p.Done, p.Total, stamp(p.At)) // its note may be as secret as a payload
 	}
 	switch {
-	case !x.cancelling.IsZero():
-		r.Advice = "somebody asked at " + stamp(x.cancelling) + " to cancel it, and its handler's context ends with the next beat"
+	case x.cancelling != nil:
+		r.Advice = "somebody asked at " + stamp(*x.cancelling) + " to cancel it, and its handler's context ends with the next beat"
 	case r.Worker != nil && r.Worker.Stale:
 		r.Advice = "its process has not been seen since " + stamp(r.Worker.Seen) + "; if it is gone, another worker takes the job when the lease has run out"
 	}
@@ -379,9 +351,7 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 	j, e := &x.e.Job, x.e
 	due := !j.RunAt.After(e.At)
 	if !due {
-		if err := x.notDue(ctx); err != nil {
-			return err
-		}
+		x.notDue()
 	}
 	x.paused()
 	able, kinds := x.able()
@@ -469,7 +439,6 @@ func (x *explaining) elsewhere(ctx context.Context, able []WorkerInfo) (running 
 // blocked explains a job that waits for its lane, its limit or other jobs, and what is in its way after that. It returns false
 // if the job has moved on meanwhile: what was read last may then show it among the jobs that it waits for.
 func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
-	const read = `select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::text and claims = $3::int)`
 	j := &x.e.Job
 	if x.workers, err = x.q.Workers(ctx, x.db); err != nil {
 		return false, err
@@ -502,7 +471,8 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err = x.q.queryRow(ctx, x.db, read, []any{j.ID, j.line, j.Claims}, &still); err != nil {
+	now, err := x.q.job(ctx, x.db, j.ID, false, nil, nil)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, fmt.Errorf("onceq: explain: %w", err)
 	}
 	if locked {
@@ -515,7 +485,7 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 		all := x.e.Reasons
 		x.e.Reasons = slices.Concat(all[:room], all[waits:], all[room:waits])
 	}
-	return still, nil
+	return now.job.line == j.line && now.job.Claims == j.Claims, nil
 }
 
 // holds says whether a pause keeps the jobs of a queue and a kind from starting, and what ends that.
@@ -614,12 +584,11 @@ func (x *explaining) pausedAhead(r *Reason, p *holders) {
 	}
 }
 
-func (x *explaining) notDue(ctx context.Context) error {
+func (x *explaining) notDue() {
 	j := &x.e.Job
-	if j.Claims > 0 {
-		if is, err := x.awaits(ctx); err != nil || is {
-			return err
-		}
+	if x.until != nil {
+		x.e.add(x.awaits(*x.until))
+		return
 	}
 	r := Reason{
 		Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt),
@@ -648,30 +617,18 @@ func (x *explaining) notDue(ctx context.Context) error {
 		r.Text = "it has run and asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at " + stamp(j.RunAt)
 	}
 	x.e.add(r)
-	return nil
 }
 
 // awaits explains a job that was given back in an Await or a Sleep.
-func (x *explaining) awaits(ctx context.Context) (is bool, err error) {
-	const read = `
-select a.scope, a.key, a.until from onceq.job_awaits a
- where a.job_id = $1::bigint and a.claims = $2::int and a.state = ` + sqlOpen + `
- order by a.until limit 1`
-	r := Reason{Advice: fmt.Sprintf("Queue.Retry makes it look now, as onceq jobs retry %d does; it then goes on waiting", x.e.Job.ID)}
-	switch err := x.q.send(ctx, x.db, reading, read, []any{x.e.Job.ID, x.e.Job.Claims}, row(&r.Scope, &r.Key, &r.Until)); {
-	case errors.Is(err, pgx.ErrNoRows):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("onceq: explain: %w", err)
-	}
+func (x *explaining) awaits(until time.Time) Reason {
+	r := Reason{Scope: x.scope, Key: x.key, Until: until, Advice: fmt.Sprintf("Queue.Retry makes it look now, as onceq jobs retry %d does; it then goes on waiting", x.e.Job.ID)}
 	if r.Scope == "" {
 		r.Cause, r.Text = CauseSleep, fmt.Sprintf("it sleeps (%q) until %s", r.Key, stamp(r.Until))
 	} else {
 		r.Cause, r.Text = CauseEvent, fmt.Sprintf("it waits for event %q in scope %q, until %s at the latest", r.Key, r.Scope, stamp(r.Until))
 		r.Advice = "Emit lets it go on"
 	}
-	x.e.add(r)
-	return true, nil
+	return r
 }
 
 // able returns the live workers that may take the job, and the kinds that these take from its queue. If there are none, that
@@ -716,17 +673,19 @@ func (x *explaining) able() (able []WorkerInfo, kinds []string) {
 	return able, kinds
 }
 
-// lockedRow says of a row j of jobs whose lease has run out that its holder's transaction has it locked, as that of a transactional handler
-// which runs for longer than the lease: beats cannot extend it, and nobody else can claim it. Not on Citus.
-const lockedRow = `j.leased_until <= statement_timestamp() and j.xmax = any (array(
-           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted))`
+// lockedRow says, before a list of transactions, of a row j of jobs whose lease has run out that one of these has it locked, as that of
+// a transactional handler which runs for longer than the lease: beats cannot extend it, and nobody else can claim it.
+const (
+	lockedRow = `j.leased_until <= statement_timestamp() and j.xmax = any `
+	lockers   = `select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted`
+)
+
+// readLockers gives the transactions that have locks, for readCrowd. Not on Citus.
+const readLockers = `select array(` + lockers + `)::text[]`
 
 // readCrowd counts the jobs of a queue that given workers have ($2, the upper halves of their ids), and those of given kinds ($6) that
-// are due and come before a job. Both are over ranges of the claims' index with a limit. On Citus it does not look for locks.
-var readCrowd, readCrowdCitus = crowdOf(lockedRow), crowdOf("false")
-
-func crowdOf(locked string) string {
-	return `
+// are due and come before a job. Both are over ranges of the claims' index with a limit.
+const readCrowd = `
 select (select count(*)
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
@@ -734,18 +693,17 @@ select (select count(*)
                 where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
                 order by run_at, id
                 limit $7::int + 1) j
-         where (j.leased_until > statement_timestamp() or ` + locked + `) and j.holder >> 32 = any ($2::bigint[])),
+         where (j.leased_until > statement_timestamp() or ` + lockedRow + `($8::text[]::xid[])) and j.holder >> 32 = any ($2::bigint[])),
        (select count(*)
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select from onceq.jobs j
                 where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
                   and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
-                  and (leased_until is null or leased_until <= statement_timestamp() and not (` + locked + `)) and kind = any ($6::text[])
+                  and (leased_until is null or leased_until <= statement_timestamp() and not (` + lockedRow + `($8::text[]::xid[]))) and kind = any ($6::text[])
                 order by run_at, id
                 limit $7::int) j
          where p.priority <= $3::smallint)`
-}
 
 // crowd adds that all workers are busy, that others come first, and that claims are slow.
 func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []string) error {
@@ -755,15 +713,16 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 	for _, w := range able {
 		ids, slots = append(ids, w.ID>>32), slots+w.Queues[j.Queue]
 	}
-	args := []any{j.Queue, ids, int16(j.Priority), j.RunAt, j.ID, kinds, StatsCap}
-	statement := readCrowd
-	switch citus, err := x.q.onCitus(ctx, x.db); {
-	case err != nil:
-		return fmt.Errorf("onceq: explain: %w", err)
-	case citus:
-		statement = readCrowdCitus
+	lockers := []string{}
+	citus, err := x.q.onCitus(ctx, x.db)
+	if err == nil && !citus {
+		err = x.q.queryRow(ctx, x.db, readLockers, nil, &lockers)
 	}
-	if err := x.q.send(ctx, x.db, reading, statement, args, row(&running, &before)); err != nil {
+	if err == nil {
+		args := []any{j.Queue, ids, int16(j.Priority), j.RunAt, j.ID, kinds, StatsCap, lockers}
+		err = x.q.send(ctx, x.db, reading, readCrowd, args, row(&running, &before))
+	}
+	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	before = min(before, StatsCap)

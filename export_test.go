@@ -137,7 +137,7 @@ func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 }
 
 // ListStatement is the statement of List.
-func ListStatement(f Filter) (string, []any) { return f.statement(liveInfo, waitingInfo, pastInfo) }
+func ListStatement(f Filter) (string, []any) { return f.statement() }
 
 // ReadAhead is a statement of Explain.
 var ReadAhead = readAhead

@@ -107,7 +107,7 @@ select count(*)
         where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit $2::int) j
- where ` + lockedRow
+ where ` + lockedRow + `(array(` + lockers + `))`
 
 // inTransactions counts the jobs of a queue that run, although nobody has extended their leases.
 func (x *examination) inTransactions(ctx context.Context, queue string) (n int, err error) {

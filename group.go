@@ -371,7 +371,9 @@ const countMembers = `
        w.if_dead is not null,
        coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and h.if_dead = ` + sqlDeadEnded + `), 0),
        coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
-       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
+       m.total, m.open, m.completed, m.dead, m.cancelled, m.held,
+       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state = 0 order by job_id limit 10),
+       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by job_id limit 10)
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
  cross join lateral (
@@ -380,19 +382,31 @@ const countMembers = `
               count(*) filter (where state = ` + sqlJobHeld + `) as held
          from onceq.job_members where group_id = g.id) m`
 
-const readGroup = `
-with g as (select $1::bigint as id)
-select g.id,` + countMembers
-
-// readGroups gives at most $2 of the groups behind $1 that still wait, by id.
+// readGroups gives at most $2 of the groups behind $1 that still wait, by id, or group $3. With $4 it also gives that group's first
+// members that are unfinished, and the first ones that wait for a person.
 var readGroups = `
 with g as materialized (
-  select id, lane from onceq.job_waits
-   where lane > ` + followLine("$1::bigint") + ` and lane < ' '
-   order by lane limit $2::int
+  (select id, lane from onceq.job_waits
+    where lane > ` + followLine("$1::bigint") + ` and lane < ' ' and $3::bigint = 0
+    order by lane limit $2::int)
+  union all
+  select $3::bigint, '' where $3::bigint <> 0
 )
 select g.id,` + countMembers + `
  order by g.lane`
+
+// groups reads what readGroups does, and calls take with each group, its first unfinished members and those that wait for a person.
+func (q *Queue) groups(ctx context.Context, db DB, after int64, limit int, one int64, members bool, take func(g GroupInfo, open, dead []int64)) error {
+	return q.send(ctx, db, reading, readGroups, []any{after, limit, one, members}, each(func(rows pgx.Rows) error {
+		var g GroupInfo
+		var open, dead []int64
+		err := g.scan(rows, &open, &dead)
+		if err == nil {
+			take(g, open, dead)
+		}
+		return err
+	}))
+}
 
 func (g *GroupInfo) scan(rows pgx.Rows, more ...any) error {
 	var state *State
@@ -417,7 +431,7 @@ func (g *GroupInfo) scan(rows pgx.Rows, more ...any) error {
 // EnqueueGroup without members: Total is 0, and State that of the job. CancelGroup refuses it.
 func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 	var g GroupInfo
-	err := q.send(ctx, db, reading, readGroup, []any{id}, each(func(rows pgx.Rows) error { return g.scan(rows) }))
+	err := q.groups(ctx, db, 0, 0, id, false, func(one GroupInfo, _, _ []int64) { g = one })
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return GroupInfo{}, fmt.Errorf("%w: group %d", ErrNotFound, id)
@@ -437,12 +451,7 @@ func (q *Queue) Groups(ctx context.Context, db DB, after int64, limit int) ([]Gr
 		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 means 50", limit)
 	}
 	var all []GroupInfo
-	err := q.send(ctx, db, reading, readGroups, []any{after, limit}, each(func(rows pgx.Rows) error {
-		var g GroupInfo
-		err := g.scan(rows)
-		all = append(all, g)
-		return err
-	}))
+	err := q.groups(ctx, db, after, limit, 0, false, func(g GroupInfo, _, _ []int64) { all = append(all, g) })
 	if err != nil {
 		return nil, fmt.Errorf("onceq: groups: %w", err)
 	}

@@ -38,21 +38,12 @@ func (r DeadRule) words() string {
 	return "it waits until somebody redrives, resolves or discards the dead ones (DeadWait)"
 }
 
-// readMissing is readGroup with the first members that are unfinished, and the first ones that wait for a person.
-const readMissing = `
-with g as (select $1::bigint as id),
-i as (select g.id,` + countMembers + `)
-select i.*,
-       array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
-       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by job_id limit 10)
-  from i`
-
 // after explains a job that waits for others.
 func (x *explaining) after(ctx context.Context) error {
 	j := &x.e.Job
 	var g GroupInfo
 	r := Reason{Cause: CauseAfter}
-	err := x.q.send(ctx, x.db, reading, readMissing, []any{j.ID}, each(func(rows pgx.Rows) error { return g.scan(rows, &r.Ahead, &r.Dead) }))
+	err := x.q.groups(ctx, x.db, 0, 0, j.ID, true, func(one GroupInfo, open, dead []int64) { g, r.Ahead, r.Dead = one, open, dead })
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // then nobody is left that it could wait for
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
@@ -88,7 +79,7 @@ func (x *explaining) after(ctx context.Context) error {
 	}
 	x.e.add(r)
 	if j.RunAt.After(x.e.At) {
-		return x.notDue(ctx)
+		x.notDue()
 	}
 	return nil
 }

@@ -69,49 +69,75 @@ type AttemptError struct {
 	Error   string    `json:"error"`
 }
 
-// The columns of liveInfo, waitingInfo and pastInfo, around those that a job's content is in. liveBrief, waitingBrief and pastBrief
-// have the same columns, and read no content: it is in pages of its own (TOAST), and may be a megabyte of each job.
-const (
-	liveHead = `
-select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, `
-	liveTail = `,
+// jobColumns are what is read of a job j of jobs, w of job_waits and h of job_history. The content is read if a parameter says so: it is
+// in pages of its own (TOAST), and may be a megabyte of each job.
+func jobColumns(content string) (live, waiting, past string) {
+	read := func(columns ...string) string {
+		return `case when ` + content + ` then ` + strings.Join(columns, ` end, case when `+content+` then `) + ` end`
+	}
+	return `j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state,
+       ` + read(`j.payload::text`, `j.payload_bytes`, `j.metadata::text`) + `, null::text,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j`
-	waitingHead = `
-select w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state, `
-	waitingTail = `,
+       j.leased_until, null::timestamptz, null::timestamptz,
+       j.errors::text, j.progress::text, j.lane, null::text, coalesce(j.due_at, j.run_at)`,
+		`w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state,
+       ` + read(`w.payload::text`, `w.payload_bytes`, `w.metadata::text`) + `, null::text,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w`
-	pastHead = `
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, `
-	pastTail = `,
+       null::timestamptz, null::timestamptz, null::timestamptz,
+       w.errors::text, null::text, coalesce(w.path, w.lane), w.lane, coalesce(w.due_at, w.run_at)`,
+		`h.id, h.kind, h.queue, h.scope, h.key, h.state,
+       ` + read(`h.payload::text`, `h.payload_bytes`, `h.metadata::text`, `h.result::text`) + `,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h`
-	noContent = `null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result`
+       null::timestamptz, h.finished_at, h.keep_until,
+       h.errors::text, null::text, h.lane, null::text, h.run_at`
+}
 
-	liveInfo    = liveHead + `j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result` + liveTail
-	waitingInfo = waitingHead + `w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result` + waitingTail
-	pastInfo    = pastHead + `h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result` + pastTail
+// readJob reads job $1, with its content if $2 says so, and only if it has scope $3 and key $4 unless these are null: after the
+// sequence was set back, a later job may have the id. It also reads who has the job, since when somebody wants it cancelled, and
+// for what it waits in an Await or a Sleep.
+var readJob = func() string {
+	live, waiting, past := jobColumns(`$2::bool`)
+	where := func(alias string) string {
+		return fmt.Sprintf(`
+         where %[1]s.id = $1::bigint and ($3::text is null or %[1]s.scope = $3::text and %[1]s.key = $4::text)`, alias)
+	}
+	return `
+select i.*, j.holder, coalesce(j.ahead, false), c.requested_at, coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
+  from (select ` + live + ` from onceq.jobs j` + where("j") + `
+         union all
+        select ` + waiting + ` from onceq.job_waits w` + where("w") + `
+         union all
+        select ` + past + ` from onceq.job_history h` + where("h") + `) i
+  left join lateral (select holder, ahead from onceq.jobs where id = i.id offset 0) j on true
+  left join lateral (select requested_at from onceq.job_cancels where job_id = i.id and requested_at >= i.created_at offset 0) c on true
+  left join lateral (
+       select scope, key, until from onceq.job_awaits
+        where job_id = i.id and claims = i.claims and state = ` + sqlOpen + ` order by until limit 1) a on true`
+}()
 
-	liveBrief    = liveHead + noContent + liveTail
-	waitingBrief = waitingHead + noContent + waitingTail
-	pastBrief    = pastHead + noContent + pastTail
-)
+// knownJob is what readJob reads.
+type knownJob struct {
+	job        JobInfo
+	holder     *int64
+	ahead      bool       // claimed, and not known to run yet
+	cancelling *time.Time // when somebody asked for that
+	scope, key string     // of the event that it waits for, or the name of its sleep,
+	until      *time.Time // and until when; nil for neither
+	at         time.Time
+}
 
-// liveIDs and pastIDs are for statements that need no more of the jobs, and read no payloads.
-const (
-	liveIDs    = `select j.id from onceq.jobs j`
-	waitingIDs = `select w.id from onceq.job_waits w`
-	pastIDs    = `select h.id from onceq.job_history h`
-)
+// job reads a job. The error is pgx.ErrNoRows if there is none.
+func (q *Queue) job(ctx context.Context, db DB, id int64, content bool, scope, key *string) (k knownJob, err error) {
+	err = q.send(ctx, db, reading, readJob, []any{id, content, scope, key}, func(rows pgx.Rows) error {
+		if !rows.Next() {
+			return cmp.Or(rows.Err(), pgx.ErrNoRows)
+		}
+		return k.job.scan(rows, &k.holder, &k.ahead, &k.cancelling, &k.scope, &k.key, &k.until, &k.at)
+	})
+	return k, err
+}
 
-// info reads the jobs that a statement returns in the columns of liveInfo, waitingInfo and pastInfo.
+// info reads the jobs that a statement returns in jobColumns.
 func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
 	err = q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
 		var i JobInfo
@@ -146,12 +172,12 @@ func readMetadata(text string) map[string]string {
 	return all
 }
 
-func (i *JobInfo) scan(rows pgx.Rows) error {
+func (i *JobInfo) scan(rows pgx.Rows, more ...any) error {
 	var scope, key, payload, metadata, result, errs, note, path, line *string
 	var leased, finished, keep *time.Time
-	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &result, &i.Priority,
-		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &errs, &note, &path, &line,
-		&i.DueAt); err != nil {
+	dest := []any{&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &result, &i.Priority,
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &errs, &note, &path, &line, &i.DueAt}
+	if err := rows.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	if i.RunAt.Year() > 9999 { // east of UTC, in the last hours of 9999; JSON has no text for it
@@ -201,25 +227,14 @@ func noJob(id int64) error {
 // Get returns a job by its id: a live one, or one in the history. A completed job that is not kept in the history is
 // ErrNotFound; GetByKey may still know it.
 func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
-	const read = liveInfo + ` where j.id = $1::bigint union all` + waitingInfo + ` where w.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
-	return q.oneInfo(ctx, db, read, id)
-}
-
-// brief is Get without the payload, the metadata and the result.
-func (q *Queue) brief(ctx context.Context, db DB, id int64) (JobInfo, error) {
-	const read = liveBrief + ` where j.id = $1::bigint union all` + waitingBrief + ` where w.id = $1::bigint union all` + pastBrief + ` where h.id = $1::bigint`
-	return q.oneInfo(ctx, db, read, id)
-}
-
-func (q *Queue) oneInfo(ctx context.Context, db DB, read string, id int64) (JobInfo, error) {
-	all, err := q.info(ctx, db, read, id)
-	if err != nil {
-		return JobInfo{}, fmt.Errorf("onceq: get: %w", err)
-	}
-	if len(all) == 0 {
+	switch k, err := q.job(ctx, db, id, true, nil, nil); {
+	case errors.Is(err, pgx.ErrNoRows):
 		return JobInfo{}, noJob(id)
+	case err != nil:
+		return JobInfo{}, fmt.Errorf("onceq: get: %w", err)
+	default:
+		return k.job, nil
 	}
-	return all[0], nil
 }
 
 // GetByKey returns the job that has a key, or that had it last: as long as the key is taken, and after its window until a
@@ -231,10 +246,6 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
   from onceq.job_fences f
  where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text`
-	// The id alone is not enough: after the sequence was set back, a later job may have it.
-	const job = liveInfo + ` where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all` +
-		waitingInfo + ` where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all` +
-		pastInfo + ` where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text`
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
 		return JobInfo{}, err
 	}
@@ -249,15 +260,15 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 		case err != nil:
 			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}
-		all, err := q.info(ctx, db, job, i.ID, scope, key)
-		if err != nil {
-			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
+		k, err := q.job(ctx, db, i.ID, true, &scope, &key)
+		if err == nil && k.job.Result == nil && result != nil {
+			k.job.Result = json.RawMessage(*result)
 		}
-		if len(all) > 0 {
-			if all[0].Result == nil && result != nil {
-				all[0].Result = json.RawMessage(*result)
-			}
-			return all[0], nil
+		if err == nil {
+			return k.job, nil
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}
 		if i.State = state.job(nil); i.State == 0 {
 			continue // the job finished between the two statements; the fence now says how
@@ -323,14 +334,6 @@ func (f *Filter) states() (live, past []int16) {
 	return live, past
 }
 
-// infos are the statements that read a job of List and Page.
-func (f *Filter) infos() (live, waiting, past string) {
-	if f.WithoutPayloads {
-		return liveBrief, waitingBrief, pastBrief
-	}
-	return liveInfo, waitingInfo, pastInfo
-}
-
 // orNone is a Filter that need not be given.
 func orNone(given []Filter) Filter { return append(slices.Clip(given), Filter{})[0] }
 
@@ -357,7 +360,7 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	if err := filter.page(); err != nil {
 		return nil, err
 	}
-	statement, args := filter.statement(filter.infos())
+	statement, args := filter.statement()
 	all, err := q.info(ctx, db, statement, args...)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: list: %w", err)
@@ -395,7 +398,7 @@ func (q *Queue) Page(ctx context.Context, db DB, filter Filter) (jobs []JobInfo,
 			return nil, 0, fmt.Errorf("onceq: page: %w", err)
 		}
 	}
-	statement, args := filter.statement(filter.infos())
+	statement, args := filter.statement()
 	if jobs, err = q.info(ctx, db, statement, args...); err != nil {
 		return nil, 0, fmt.Errorf("onceq: page: %w", err)
 	}
@@ -485,92 +488,101 @@ func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err err
 	if filter.Limit < 0 {
 		return 0, invalid("Filter.Limit", "is negative")
 	}
-	filter.Limit = cmp.Or(filter.Limit, math.MaxInt32)
-	statement, args := filter.statement(liveIDs, waitingIDs, pastIDs)
+	filter.Limit, filter.WithoutPayloads = cmp.Or(filter.Limit, math.MaxInt32), true
+	statement, args := filter.statement()
 	if err := q.send(ctx, db, reading, `select count(*) from (`+statement+`) page`, args, row(&n)); err != nil {
 		return 0, fmt.Errorf("onceq: count: %w", err)
 	}
 	return n, nil
 }
 
-// statement builds the statement for a page, from the statements that read a job. It compares and orders whole rows of an
+// statement builds the statement for a page. It compares and orders whole rows of an
 // index of the history: with "queue = … and state = …" and an order by id, the planner reads the primary key where it
 // believes that nearly every row has that state, and reads all of it if none has. It reads the history queue by queue and
 // state by state, each of which is a range of one index with a limit. Conditions that do not restrict are left out, so that
 // a plan that is made once for all values stays good. Every statement takes all arguments.
-func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) {
-	after := f.After
-	if after == 0 {
-		after = math.MaxInt64
-	}
+func (f *Filter) statement() (string, []any) {
 	if f.Group != 0 {
-		return f.ofGroup(liveJob, waitingJob, pastJob, after)
+		return f.ofGroup()
 	}
 	live, past := f.states()
-	where := func(alias string) string {
+	liveJob, waitingJob, pastJob := jobColumns(`$12::bool`)
+	where := func(alias, id string) string {
 		if f.floor > 0 {
-			return alias + `.id < $1::bigint and ` + alias + `.id >= $11::bigint` + f.others(alias)
+			return id + ` < $1::bigint and ` + id + ` >= $11::bigint` + f.others(alias)
 		}
-		return alias + `.id < $1::bigint` + f.others(alias)
+		return id + ` < $1::bigint` + f.others(alias)
 	}
-	queues, queue := pastQueues, ""
+	liveID, liveQueue, waitQueue, queues := "j.id", "", "", pastQueues
 	if f.Queue != "" {
-		queues, queue = ` past (queue) as (select $4::text collate "C"),`, ` and j.queue = $4::text`
-	}
-	liveWhere, liveOrder := where("j")+queue, "j.id"
-	switch {
-	case f.few: // through jobs_claim
-		liveWhere, liveOrder = strings.ReplaceAll(liveWhere, "j.id", "j.id + 0"), "j.id + 0"
-	case f.floor > 0: // through the primary key
-		liveWhere = strings.ReplaceAll(liveWhere, "j.queue =", "j.queue || '' =")
-	}
-	floor, args := "", []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore}
-	if f.floor > 0 {
-		floor, args = `, $11::bigint`, append(args, f.floor)
+		queues = ` past (queue) as (select $4::text collate "C"),`
+		liveQueue, waitQueue = ` and j.queue = $4::text`, ` and w.queue = $4::text`
+		switch {
+		case f.few: // through jobs_claim
+			liveID = "j.id + 0"
+		case f.floor > 0: // through the primary key
+			liveQueue = ` and j.queue || '' = $4::text`
+		}
 	}
 	states, waitStates := "", ""
 	if len(live) < 4 {
 		states, waitStates = ` and `+jobState+` = any ($7::smallint[])`, ` and `+waitState+` = any ($7::smallint[])`
 	}
 	return `
-with recursive` + queues + `
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz` + floor + `),
-live as (` + liveJob + `
-   where pg_catalog.cardinality($7::smallint[]) > 0 and ` + liveWhere + states + `
-   order by ` + liveOrder + ` desc limit $2::int
+with recursive` + queues + givenFilter + `,
+live as (
+  select ` + liveJob + ` from onceq.jobs j
+   where pg_catalog.cardinality($7::smallint[]) > 0 and ` + where("j", liveID) + liveQueue + states + `
+   order by ` + liveID + ` desc limit $2::int
 ),
-waiting as (` + waitingJob + `
-   where pg_catalog.cardinality($7::smallint[]) > 0 and ` + where("w") + strings.Replace(queue, "j.", "w.", 1) + waitStates + `
+waiting as (
+  select ` + waitingJob + ` from onceq.job_waits w
+   where pg_catalog.cardinality($7::smallint[]) > 0 and ` + where("w", "w.id") + waitQueue + waitStates + `
    order by w.id desc limit $2::int
 ),
-` + f.finished(pastJob, where("h"), past) + `
+` + f.finished(pastJob, where("h", "h.id"), past) + `
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int`, args
+ order by id desc limit $2::int`, f.args(live, past, f.floor)
+}
+
+// givenFilter names all arguments of such a statement, or those that it does not use would have no type.
+const givenFilter = `
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[],
+                 $9::timestamptz, $10::timestamptz, $11::bigint, $12::bool)`
+
+func (f *Filter) args(live, past []int16, bound int64) []any {
+	return []any{cmp.Or(f.After, math.MaxInt64), f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs,
+		f.CreatedFrom, f.CreatedBefore, bound, !f.WithoutPayloads}
 }
 
 // ofGroup is statement for the members of a group. It goes through these, and no further than the page.
-func (f *Filter) ofGroup(liveJob, waitingJob, pastJob string, after int64) (string, []any) {
+func (f *Filter) ofGroup() (string, []any) {
 	live, past := f.states()
+	liveJob, waitingJob, pastJob := jobColumns(`$12::bool`)
 	where := func(alias, state, states string) string {
 		queue := ""
 		if f.Queue != "" {
 			queue = ` and ` + alias + `.queue = $4::text`
 		}
 		return `
-           where pg_catalog.cardinality(` + states + `::smallint[]) > 0 and ` + alias + `.id = any (array[m.job_id])` + f.others(alias) + queue + ` and ` + state + ` = any (` + states + `::smallint[])`
+           where pg_catalog.cardinality(` + states + `::smallint[]) > 0 and ` + alias + `.id = any (array[m.job_id])` + f.others(alias) + queue + `
+             and ` + state + ` = any (` + states + `::smallint[])`
 	}
 	return `
-with given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint)
+with` + givenFilter + `
 select a.*
   from onceq.job_members m
- cross join lateral (` + liveJob + where("j", jobState, "$7") + `
-          union all ` + waitingJob + where("w", waitState, "$7") + `
-          union all ` + pastJob + where("h", "h.state", "$3") + `
+ cross join lateral (
+          select ` + liveJob + ` from onceq.jobs j` + where("j", jobState, "$7") + `
+          union all
+          select ` + waitingJob + ` from onceq.job_waits w` + where("w", waitState, "$7") + `
+          union all
+          select ` + pastJob + ` from onceq.job_history h` + where("h", "h.state", "$3") + `
           offset 0) a
  where m.group_id = $11::bigint and m.job_id < $1::bigint
  order by m.job_id desc
- limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore, f.Group}
+ limit $2::int`, f.args(live, past, f.Group)
 }
 
 // others are the filter's conditions besides the group, queue and states.
@@ -600,27 +612,29 @@ func (f *Filter) finished(pastJob, where string, past []int16) string {
 		if f.Queue != "" {
 			where += ` and h.queue = $4::text`
 		}
-		return `finished as (` + pastJob + `
+		return `finished as (
+  select ` + pastJob + ` from onceq.job_history h
    where h.state = any ($3::smallint[]) and ` + where + `
    order by h.id desc limit $2::int`
 	}
 	// No plain condition on the id, which would let the planner read the primary key.
-	ranged := pastJob + `
-         where ` + pastRange + f.others("h") + pastOrder
+	rows := `onceq.job_history h
+         where ` + pastRange + f.others("h")
 	if f.floor > 0 {
-		rows := `$2::int` // all of them are chosen
+		most := `$2::int` // all of them are chosen
 		if f.rows() {
-			rows = `2 * ` + pastRows // bound has found half of these; jobs finish meanwhile
+			most = `2 * ` + pastRows // bound has found half of these; jobs finish meanwhile
 		}
-		ranged = strings.Replace(pastJob, `from onceq.job_history h`, `from (
+		rows = `(
                select * from onceq.job_history h
-                where `+pastRange+pastOrder+` limit `+rows+`) h`, 1) + `
-         where h.id >= $11::bigint` + f.others("h") + pastOrder
+                where ` + pastRange + pastOrder + ` limit ` + most + `) h
+         where h.id >= $11::bigint` + f.others("h")
 	}
 	return `finished as (
   select i.*
     from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-   cross join lateral (` + ranged + ` limit $2::int) i
+   cross join lateral (
+         select ` + pastJob + ` from ` + rows + pastOrder + ` limit $2::int) i
    where p.queue is not null`
 }
 

@@ -255,9 +255,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	}
 	r.Ahead = p.ids
 	if j.RunAt.After(x.e.At) {
-		if err := x.notDue(ctx); err != nil {
-			return err
-		}
+		x.notDue()
 	}
 	switch {
 	case len(stops) > 0:

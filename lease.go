@@ -131,7 +131,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // Now returns the database's time, which decides when a job is due and which is stored. Handlers that compare times should
 // use it instead of time.Now, which is this machine's.
 func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
-	err = l.q.queryRow(ctx, l.db, `select statement_timestamp()`, nil, &now)
+	err = l.q.queryRow(ctx, l.db, askTime, nil, &now)
 	return now, err
 }
 

@@ -146,10 +146,6 @@ func (q *Queue) Limits(ctx context.Context, db DB, f LimitFilter) ([]LimitInfo, 
 	return all, nil
 }
 
-var readOneLimit = `
-with x (lane) as (select $1::text collate "C"), given as (select $2::int)
-select x.lane,` + readLimit
-
 // Limit returns what holds for the jobs with this Job.Limit, and how the limit is doing. A name that ends in a slash is a
 // family's.
 func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err error) {
@@ -157,15 +153,13 @@ func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err
 	if err != nil {
 		return l, err
 	}
-	err = q.send(ctx, db, reading, readOneLimit, []any{line, 0, StatsCap}, each(func(rows pgx.Rows) error { return l.scan(rows) }))
-	if err != nil {
+	if l, _, _, err = q.limitFor(ctx, db, line, JobInfo{}); err != nil {
 		return LimitInfo{}, fmt.Errorf("onceq: limit: %w", err)
 	}
 	return l, nil
 }
 
-// readLimitOf is readOneLimit with how many jobs wait for the limit before one with these id, priority and time, and which have the
-// places. Which of these ends first is asked where they are counted.
+// readLimitOf reads one limit, how many jobs wait for it before one with these id, priority and time, and which have the places. Which of these ends first is asked where they are counted.
 var readLimitOf = `
 with x (lane) as (select $1::text collate "C"),
 l as (select x.lane,` + readLimit + `)
@@ -174,29 +168,23 @@ select l.*,
        ` + holdersColumns + `
   from l cross join lateral ` + holdersOf("$1::text", "l.n is distinct from "+sqlNoCap)
 
-// readLimit reads what is said of the job's limit.
-func (x *explaining) readLimit(ctx context.Context) (l LimitInfo, before int, p holders, err error) {
-	j := &x.e.Job
-	args := []any{"/" + j.Limit, j.ID, StatsCap, int16(j.Priority), j.RunAt}
-	err = x.q.send(ctx, x.db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before}, p.dest()...)...) }))
-	if err != nil {
-		err = fmt.Errorf("onceq: explain: %w", err)
-	}
+// limitFor reads what is said of a limit to a job that waits for it.
+func (q *Queue) limitFor(ctx context.Context, db DB, line string, j JobInfo) (l LimitInfo, before int, p holders, err error) {
+	args := []any{line, j.ID, StatsCap, int16(j.Priority), j.RunAt}
+	err = q.send(ctx, db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before}, p.dest()...)...) }))
 	return l, before, p, err
 }
 
 // limit explains a job that waits for its limit.
 func (x *explaining) limit(ctx context.Context) error {
 	j := &x.e.Job
-	l, before, p, err := x.readLimit(ctx)
+	l, before, p, err := x.q.limitFor(ctx, x.db, "/"+j.Limit, *j)
 	if err != nil {
-		return err
+		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Ahead: l.LiveIDs, Before: before}
 	if j.RunAt.After(x.e.At) {
-		if err := x.notDue(ctx); err != nil {
-			return err
-		}
+		x.notDue()
 	}
 	unset := ""
 	if !l.Set {
@@ -241,9 +229,10 @@ func (x *explaining) limit(ctx context.Context) error {
 // limitThen adds that a job that waits for its lane will then wait for its limit, if no more jobs may be live than those of
 // other lanes, or none. ahead are the jobs that the lane waits for, which have left the limit by then.
 func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
-	l, _, p, err := x.readLimit(ctx)
+	j := &x.e.Job
+	l, _, p, err := x.q.limitFor(ctx, x.db, "/"+j.Limit, *j)
 	if err != nil {
-		return err
+		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Text: "its " + l.String(), Advice: raiseLimit}
 	if l.Limit != (Limit{}) {

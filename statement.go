@@ -106,6 +106,9 @@ const beginOwn = `begin isolation level read committed read write`
 const noLimits = `pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end`
 
+// askTime asks for the database's time.
+const askTime = `select statement_timestamp()`
+
 // guardPlans is sent before a statement of the library's own, in the same transaction and round trip. It also returns the
 // database's time.
 const guardPlans = `

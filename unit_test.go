@@ -753,8 +753,7 @@ var built = map[string]string{
 	"countsApart":             countsApart,
 	"callOfBatch":             callOfBatch,
 	"retryJobs":               retryJobs,
-	"crowdOf":                 readCrowd,
-	"crowdOf on Citus":        readCrowdCitus,
+	"readJob":                 readJob,
 	"lockPast":                lockPast,
 	"enqueueOneFrom":          enqueueOne,
 	"enqueueOneFrom drawn":    enqueueOneDrawn,
@@ -763,7 +762,6 @@ var built = map[string]string{
 	"forgetMembers":           forgetMembers,
 	"findIdle":                findIdle,
 	"readLimits":              readLimits,
-	"readOneLimit":            readOneLimit,
 	"readGroups":              readGroups,
 	"readStill":               readStill,
 	"readUnset":               readUnset,
@@ -786,19 +784,12 @@ var built = map[string]string{
 	"checkTx":                 checkTx,
 	"inTx completeOne":        inTx[completeOne],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
-	"statement":               statementOf(&Filter{Limit: 1}, liveInfo, waitingInfo, pastInfo),
-	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, waitingInfo, pastInfo),
-	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}, liveInfo, waitingInfo, pastInfo),
-	"statement of a page":     statementOf(&Filter{Limit: 1, Queue: "q", floor: 1}, liveInfo, waitingInfo, pastInfo),
-	"statement of a kind":     statementOf(&Filter{Limit: 1, Kind: "k", floor: 1}, liveInfo, waitingInfo, pastInfo),
-	"statement of a queue":    statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", floor: 1}, liveInfo, waitingInfo, pastInfo),
-	"ofGroup":                 statementOf(&Filter{Limit: 1, Group: 1, Queue: "q"}, liveInfo, waitingInfo, pastInfo),
-	"statement of few":        statementOf(&Filter{Limit: 1, Queue: "q", few: true}, liveInfo, waitingInfo, pastInfo),
-	"bound":                   boundOf(&Filter{Limit: 1, Kind: "k"}),
-	"bound of queue":          boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),
-	"bound of dead":           boundOf(&Filter{Limit: 1, Kind: "k", States: []State{StateDead}}),
+	"statement":               statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}),
+	"statement of a page":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}, Kind: "k", floor: 1}),
+	"ofGroup":                 statementOf(&Filter{Limit: 1, Group: 1, Queue: "q"}),
+	"ids":                     "select id from (…) page", // built by Filter.statement
+	"bound":                   boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),
 	"listenOnce":              "listen …",
-	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, waitingIDs, pastIDs),
 	"Count":                   "select count(*) from (…) page", // built by Filter.statement
 	"listenForAll":            "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
@@ -810,8 +801,8 @@ func boundOf(f *Filter) string {
 	return s
 }
 
-func statementOf(f *Filter, live, waiting, past string) string {
-	s, _ := f.statement(live, waiting, past)
+func statementOf(f *Filter) string {
+	s, _ := f.statement()
 	return s
 }
 

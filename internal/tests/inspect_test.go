@@ -196,8 +196,9 @@ func TestList_WithoutPayloads(t *testing.T) {
 		j.Payload, j.Bytes, j.Metadata, j.Result = nil, nil, nil, nil
 		require.Equal(t, j, list[i])
 	}
+	asked := regexp.MustCompile(`case when \$\d+::bool then [jwh]\.(payload|payload_bytes|metadata|result)(::text)? end`)
 	for _, text := range texts.seen {
-		require.NotRegexp(t, `[jwh]\.(payload|metadata|result)`, text)
+		require.NotRegexp(t, `[jwh]\.(payload|metadata|result)`, asked.ReplaceAllString(text, ""))
 	}
 }
 

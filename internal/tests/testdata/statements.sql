@@ -80,6 +80,9 @@ select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bi
 -- cancel.go: hurryJobs
 select n from onceq.hurry($1::bigint[]) n;
 
+-- cancel.go: ids
+select id from (…) page;
+
 -- cancel.go: lockPast
 with h as materialized (
   select id, scope, key from onceq.job_history where id = any ($1::bigint[]) order by id for update
@@ -215,9 +218,6 @@ returning id, run_at > created_at, 1;
 
 -- citus.go: lockTimeout
 select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta;
-
--- citus.go: onOneNode
-select statement_timestamp();
 
 -- citus.go: openApart
 select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
@@ -637,63 +637,6 @@ select onceq.next_id('onceq.ids', $1::bigint);
 -- executor.go: transaction
 begin;
 
--- explain.go: awaits.read
-select a.scope, a.key, a.until from onceq.job_awaits a
- where a.job_id = $1::bigint and a.claims = $2::int and a.state = 0
- order by a.until limit 1;
-
--- explain.go: blocked.read
-select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::text and claims = $3::int);
-
--- explain.go: cancelAsked.read
-select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
-
--- explain.go: crowdOf
-select (select count(*)
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select leased_until, holder, xmax from onceq.jobs
-                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                order by run_at, id
-                limit $7::int + 1) j
-         where (j.leased_until > statement_timestamp() or j.leased_until <= statement_timestamp() and j.xmax = any (array(
-           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted))) and j.holder >> 32 = any ($2::bigint[])),
-       (select count(*)
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select from onceq.jobs j
-                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
-                  and (leased_until is null or leased_until <= statement_timestamp() and not (j.leased_until <= statement_timestamp() and j.xmax = any (array(
-           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted)))) and kind = any ($6::text[])
-                order by run_at, id
-                limit $7::int) j
-         where p.priority <= $3::smallint);
-
--- explain.go: crowdOf on Citus
-select (select count(*)
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select leased_until, holder, xmax from onceq.jobs
-                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                order by run_at, id
-                limit $7::int + 1) j
-         where (j.leased_until > statement_timestamp() or false) and j.holder >> 32 = any ($2::bigint[])),
-       (select count(*)
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select from onceq.jobs j
-                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
-                  and (leased_until is null or leased_until <= statement_timestamp() and not (false)) and kind = any ($6::text[])
-                order by run_at, id
-                limit $7::int) j
-         where p.priority <= $3::smallint);
-
--- explain.go: live.read
-select holder, coalesce(ahead, false) from onceq.jobs
- where id = $1::bigint and claims = $2::int and leased_until is not distinct from $3::timestamptz;
-
 -- explain.go: locked.read
 select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start,
        coalesce(a.state = 'active' and pg_catalog.strpos(a.query, 'onceq.') > 0, false)
@@ -706,6 +649,26 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
    and (a.xact_start <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond') is not false
  order by j.id limit 1;
 
+-- explain.go: readCrowd
+select (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select leased_until, holder, xmax from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $7::int + 1) j
+         where (j.leased_until > statement_timestamp() or j.leased_until <= statement_timestamp() and j.xmax = any ($8::text[]::xid[])) and j.holder >> 32 = any ($2::bigint[])),
+       (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select from onceq.jobs j
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
+                  and (leased_until is null or leased_until <= statement_timestamp() and not (j.leased_until <= statement_timestamp() and j.xmax = any ($8::text[]::xid[]))) and kind = any ($6::text[])
+                order by run_at, id
+                limit $7::int) j
+         where p.priority <= $3::smallint);
+
 -- explain.go: readElsewhere
 select count(*)
   from pg_catalog.unnest($1::text[]) q (queue)
@@ -717,8 +680,8 @@ select count(*)
         limit $3::int) j
  where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[]);
 
--- explain.go: whyNot
-select statement_timestamp();
+-- explain.go: readLockers
+select array(select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted)::text[];
 
 -- failing.go: readFailing
 with counted as materialized (
@@ -930,8 +893,7 @@ select count(*)
         where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit $2::int) j
- where j.leased_until <= statement_timestamp() and j.xmax = any (array(
-           select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted));
+ where j.leased_until <= statement_timestamp() and j.xmax = any (array(select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted));
 
 -- findings.go: readSlow
 with recursive line (lane, k) as (
@@ -1089,32 +1051,13 @@ with ok as materialized (
 select case when not exists (select from ok) then onceq.lease_lost($1::bigint) end,
        array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id);
 
--- group.go: readGroup
-with g as (select $1::bigint as id)
-select g.id,
-       coalesce((select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = g.id), (select case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint from onceq.jobs j where j.id = g.id),
-                (select h.state from onceq.job_history h where h.id = g.id)),
-       w.if_dead is not null,
-       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
-       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
-  from g
-  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
- cross join lateral (
-       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = 5) as completed,
-              count(*) filter (where state = 6) as dead, count(*) filter (where state = 7) as cancelled,
-              count(*) filter (where state = 8) as held
-         from onceq.job_members where group_id = g.id) m;
-
 -- group.go: readGroups
 with g as materialized (
-  select id, lane from onceq.job_waits
-   where lane > E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0') and lane < ' '
-   order by lane limit $2::int
+  (select id, lane from onceq.job_waits
+    where lane > E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0') and lane < ' ' and $3::bigint = 0
+    order by lane limit $2::int)
+  union all
+  select $3::bigint, '' where $3::bigint <> 0
 )
 select g.id,
        coalesce((select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = g.id), (select case when j.id is null then null
@@ -1126,7 +1069,9 @@ select g.id,
        w.if_dead is not null,
        coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
        coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
-       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
+       m.total, m.open, m.completed, m.dead, m.cancelled, m.held,
+       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state = 0 order by job_id limit 10),
+       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state in (6, 8) order by job_id limit 10)
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
  cross join lateral (
@@ -1163,31 +1108,6 @@ select m.job_id, coalesce(m.state, i.state, 5), m.result::text,
 
 -- group_list.go: GroupsOf.read
 select array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id limit 100);
-
--- group_list.go: readMissing
-with g as (select $1::bigint as id),
-i as (select g.id,
-       coalesce((select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = g.id), (select case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint from onceq.jobs j where j.id = g.id),
-                (select h.state from onceq.job_history h where h.id = g.id)),
-       w.if_dead is not null,
-       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
-       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
-  from g
-  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
- cross join lateral (
-       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = 5) as completed,
-              count(*) filter (where state = 6) as dead, count(*) filter (where state = 7) as cancelled,
-              count(*) filter (where state = 8) as held
-         from onceq.job_members where group_id = g.id) m)
-select i.*,
-       array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
-       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (6, 8) order by job_id limit 10)
-  from i;
 
 -- group_list.go: readStuck
 select w.id, (pg_catalog.array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
@@ -1301,85 +1221,12 @@ select c.relname::text, t.tgname::text
 -- inspect.go: Count
 select count(*) from (…) page;
 
--- inspect.go: Get.read
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j where j.id = $1::bigint union all
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w where w.id = $1::bigint union all
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h where h.id = $1::bigint;
-
 -- inspect.go: GetByKey.fence
 select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
   from onceq.job_fences f
  where f.class = 0 and f.scope = $1::text and f.key = $2::text;
 
--- inspect.go: GetByKey.job
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
-
 -- inspect.go: bound
-with recursive past (queue) as (select $4::text collate "C"),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
-few as materialized (select false as few)
-select greatest(0,
-       case when not few.few then (select id from onceq.jobs where id < $1::bigint order by id desc offset $5::int - 1 limit 1) end,
-       (select id from onceq.job_waits where id < $1::bigint order by id desc offset $5::int - 1 limit 1),
-       (select id from onceq.job_history where id < $1::bigint order by id desc offset $5::int - 1 limit 1)), few.few
-  from few;
-
--- inspect.go: bound of dead
-with recursive
-past (queue) as (
-  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
-  union all
-  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
-    from past p where p.queue is not null
-),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
-few as materialized (select false as few)
-select greatest(0,
-       
-       (select pg_catalog.max(i.id)
-          from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-         cross join lateral (
-               select h.id from onceq.job_history h
-                where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * pg_catalog.cardinality($3::smallint[])), 100) - 1 limit 1) i
-         where p.queue is not null)), few.few
-  from few;
-
--- inspect.go: bound of queue
 with recursive past (queue) as (select $4::text collate "C"),
 given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
 few as materialized (select (select count(*) < $5::int from (select from onceq.jobs where queue = $4::text limit $5::int) q) as few)
@@ -1396,106 +1243,80 @@ select greatest(0,
          where p.queue is not null)), few.few
   from few;
 
--- inspect.go: brief.read
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j where j.id = $1::bigint union all
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w where w.id = $1::bigint union all
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h where h.id = $1::bigint;
-
--- inspect.go: liveBrief
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j;
-
--- inspect.go: liveIDs
-select j.id from onceq.jobs j;
-
--- inspect.go: liveInfo
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j;
-
 -- inspect.go: ofGroup
-with given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint)
+with
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[],
+                 $9::timestamptz, $10::timestamptz, $11::bigint, $12::bool)
 select a.*
   from onceq.job_members m
  cross join lateral (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+          select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+            else 1 end::smallint as state,
+       case when $12::bool then j.payload::text end, case when $12::bool then j.payload_bytes end, case when $12::bool then j.metadata::text end, null::text,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-           where pg_catalog.cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text and case when j.id is null then null
+       j.leased_until, null::timestamptz, null::timestamptz,
+       j.errors::text, j.progress::text, j.lane, null::text, coalesce(j.due_at, j.run_at) from onceq.jobs j
+           where pg_catalog.cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text
+             and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
             else 1 end::smallint = any ($7::smallint[])
-          union all 
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+          union all
+          select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state,
+       case when $12::bool then w.payload::text end, case when $12::bool then w.payload_bytes end, case when $12::bool then w.metadata::text end, null::text,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-           where pg_catalog.cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
-          union all 
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+       null::timestamptz, null::timestamptz, null::timestamptz,
+       w.errors::text, null::text, coalesce(w.path, w.lane), w.lane, coalesce(w.due_at, w.run_at) from onceq.job_waits w
+           where pg_catalog.cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text
+             and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
+          union all
+          select h.id, h.kind, h.queue, h.scope, h.key, h.state,
+       case when $12::bool then h.payload::text end, case when $12::bool then h.payload_bytes end, case when $12::bool then h.metadata::text end, case when $12::bool then h.result::text end,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h
-           where pg_catalog.cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text and h.state = any ($3::smallint[])
+       null::timestamptz, h.finished_at, h.keep_until,
+       h.errors::text, null::text, h.lane, null::text, h.run_at from onceq.job_history h
+           where pg_catalog.cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text
+             and h.state = any ($3::smallint[])
           offset 0) a
  where m.group_id = $11::bigint and m.job_id < $1::bigint
  order by m.job_id desc
  limit $2::int;
 
--- inspect.go: pastBrief
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
+-- inspect.go: readJob
+select i.*, j.holder, coalesce(j.ahead, false), c.requested_at, coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
+  from (select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state,
+       case when $2::bool then j.payload::text end, case when $2::bool then j.payload_bytes end, case when $2::bool then j.metadata::text end, null::text,
+       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz, null::timestamptz,
+       j.errors::text, j.progress::text, j.lane, null::text, coalesce(j.due_at, j.run_at) from onceq.jobs j
+         where j.id = $1::bigint and ($3::text is null or j.scope = $3::text and j.key = $4::text)
+         union all
+        select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state,
+       case when $2::bool then w.payload::text end, case when $2::bool then w.payload_bytes end, case when $2::bool then w.metadata::text end, null::text,
+       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz, null::timestamptz, null::timestamptz,
+       w.errors::text, null::text, coalesce(w.path, w.lane), w.lane, coalesce(w.due_at, w.run_at) from onceq.job_waits w
+         where w.id = $1::bigint and ($3::text is null or w.scope = $3::text and w.key = $4::text)
+         union all
+        select h.id, h.kind, h.queue, h.scope, h.key, h.state,
+       case when $2::bool then h.payload::text end, case when $2::bool then h.payload_bytes end, case when $2::bool then h.metadata::text end, case when $2::bool then h.result::text end,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h;
-
--- inspect.go: pastIDs
-select h.id from onceq.job_history h;
-
--- inspect.go: pastInfo
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h;
+       null::timestamptz, h.finished_at, h.keep_until,
+       h.errors::text, null::text, h.lane, null::text, h.run_at from onceq.job_history h
+         where h.id = $1::bigint and ($3::text is null or h.scope = $3::text and h.key = $4::text)) i
+  left join lateral (select holder, ahead from onceq.jobs where id = i.id offset 0) j on true
+  left join lateral (select requested_at from onceq.job_cancels where job_id = i.id and requested_at >= i.created_at offset 0) c on true
+  left join lateral (
+       select scope, key, until from onceq.job_awaits
+        where job_id = i.id and claims = i.claims and state = 0 order by until limit 1) a on true;
 
 -- inspect.go: readStats
 with recursive
@@ -1599,173 +1420,88 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
  order by n.queue;
 
 -- inspect.go: statement
-with recursive
-past (queue) as (
-  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
-  union all
-  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
-    from past p where p.queue is not null
-),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[],
+                 $9::timestamptz, $10::timestamptz, $11::bigint, $12::bool),
 live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+  select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+            else 1 end::smallint as state,
+       case when $12::bool then j.payload::text end, case when $12::bool then j.payload_bytes end, case when $12::bool then j.metadata::text end, null::text,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint
+       j.leased_until, null::timestamptz, null::timestamptz,
+       j.errors::text, j.progress::text, j.lane, null::text, coalesce(j.due_at, j.run_at) from onceq.jobs j
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+  select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state,
+       case when $12::bool then w.payload::text end, case when $12::bool then w.payload_bytes end, case when $12::bool then w.metadata::text end, null::text,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint
+       null::timestamptz, null::timestamptz, null::timestamptz,
+       w.errors::text, null::text, coalesce(w.path, w.lane), w.lane, coalesce(w.due_at, w.run_at) from onceq.job_waits w
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
-  select i.*
-    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-   cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+  select h.id, h.kind, h.queue, h.scope, h.key, h.state,
+       case when $12::bool then h.payload::text end, case when $12::bool then h.payload_bytes end, case when $12::bool then h.metadata::text end, case when $12::bool then h.result::text end,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h
-         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
-)
-select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int;
-
--- inspect.go: statement of a kind
-with recursive
-past (queue) as (
-  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
-  union all
-  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
-    from past p where p.queue is not null
-),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint),
-live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text
-   order by j.id desc limit $2::int
-),
-waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text
-   order by w.id desc limit $2::int
-),
-finished as (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h
-   where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.id >= $11::bigint and h.kind = $5::text
+       null::timestamptz, h.finished_at, h.keep_until,
+       h.errors::text, null::text, h.lane, null::text, h.run_at from onceq.job_history h
+   where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz and h.queue = $4::text
    order by h.id desc limit $2::int
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
 
 -- inspect.go: statement of a page
-with recursive past (queue) as (select $4::text collate "C"),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint),
+with recursive
+past (queue) as (
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[],
+                 $9::timestamptz, $10::timestamptz, $11::bigint, $12::bool),
 live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+  select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
+            else 1 end::smallint as state,
+       case when $12::bool then j.payload::text end, case when $12::bool then j.payload_bytes end, case when $12::bool then j.metadata::text end, null::text,
        j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
+       j.leased_until, null::timestamptz, null::timestamptz,
+       j.errors::text, j.progress::text, j.lane, null::text, coalesce(j.due_at, j.run_at) from onceq.jobs j
+   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint = any ($7::smallint[])
    order by j.id desc limit $2::int
 ),
 waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
+  select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state,
+       case when $12::bool then w.payload::text end, case when $12::bool then w.payload_bytes end, case when $12::bool then w.metadata::text end, null::text,
        w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
+       null::timestamptz, null::timestamptz, null::timestamptz,
+       w.errors::text, null::text, coalesce(w.path, w.lane), w.lane, coalesce(w.due_at, w.run_at) from onceq.job_waits w
+   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
    order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
     from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
    cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
+         select h.id, h.kind, h.queue, h.scope, h.key, h.state,
+       case when $12::bool then h.payload::text end, case when $12::bool then h.payload_bytes end, case when $12::bool then h.metadata::text end, case when $12::bool then h.result::text end,
        h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from (
-               select * from onceq.job_history h
-                where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc limit $2::int) h
-         where h.id >= $11::bigint
-                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
-)
-select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int;
-
--- inspect.go: statement of a queue
-with recursive past (queue) as (select $4::text collate "C"),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint),
-live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and j.queue || '' = $4::text
-   order by j.id desc limit $2::int
-),
-waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and w.queue = $4::text
-   order by w.id desc limit $2::int
-),
-finished as (
-  select i.*
-    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-   cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from (
+       null::timestamptz, h.finished_at, h.keep_until,
+       h.errors::text, null::text, h.lane, null::text, h.run_at from (
                select * from onceq.job_history h
                 where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
                 order by h.queue desc, h.state desc, h.id desc limit 2 * greatest(5000 / ((select count(*) from past) * pg_catalog.cardinality($3::smallint[])), 100)) h
@@ -1775,180 +1511,6 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
-
--- inspect.go: statement of all
-with recursive past (queue) as (select $4::text collate "C"),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
-live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
-   order by j.id desc limit $2::int
-),
-waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
-   order by w.id desc limit $2::int
-),
-finished as (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h
-   where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz and h.queue = $4::text
-   order by h.id desc limit $2::int
-)
-select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int;
-
--- inspect.go: statement of few
-with recursive past (queue) as (select $4::text collate "C"),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
-live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
-   order by j.id + 0 desc limit $2::int
-),
-waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
-   order by w.id desc limit $2::int
-),
-finished as (
-  select i.*
-    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-   cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h
-         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
-)
-select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int;
-
--- inspect.go: statement of ids
-with recursive
-past (queue) as (
-  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
-  union all
-  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
-    from past p where p.queue is not null
-),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
-live as (select j.id from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint
-   order by j.id desc limit $2::int
-),
-waiting as (select w.id from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint
-   order by w.id desc limit $2::int
-),
-finished as (
-  select i.*
-    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-   cross join lateral (select h.id from onceq.job_history h
-         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
-)
-select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int;
-
--- inspect.go: statement of states
-with recursive
-past (queue) as (
-  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
-  union all
-  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
-    from past p where p.queue is not null
-),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
-live as (
-select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes, j.metadata::text as metadata, null::text as result,
-       j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
-       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line, coalesce(j.due_at, j.run_at)
-  from onceq.jobs j
-   where pg_catalog.cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint = any ($7::smallint[])
-   order by j.id desc limit $2::int
-),
-waiting as (
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w
-   where pg_catalog.cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
-   order by w.id desc limit $2::int
-),
-finished as (
-  select i.*
-    from past p cross join pg_catalog.unnest($3::smallint[]) s (state)
-   cross join lateral (
-select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes, h.metadata::text as metadata, h.result::text as result,
-       h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
-       null::timestamptz as leased_until, h.finished_at, h.keep_until,
-       h.errors::text as errors, null::text as progress, h.lane, null::text as line, h.run_at
-  from onceq.job_history h
-         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
-                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
-)
-select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int;
-
--- inspect.go: waitingBrief
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, null::text as payload, null::bytea as payload_bytes, null::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w;
-
--- inspect.go: waitingIDs
-select w.id from onceq.job_waits w;
-
--- inspect.go: waitingInfo
-select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes, w.metadata::text as metadata, null::text as result,
-       w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
-       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until,
-       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line, coalesce(w.due_at, w.run_at)
-  from onceq.job_waits w;
 
 -- keys.go: readKeys
 select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'completed' when 6 then 'held'
@@ -2070,9 +1632,6 @@ rollback; select pg_xact_status('…');
 
 -- lazytx.go: share
 set local idle_in_transaction_session_timeout to …;
-
--- lease.go: Now
-select statement_timestamp();
 
 -- lease.go: extendLeases
 with u as materialized (
@@ -2242,45 +1801,6 @@ select x.lane,
                  from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w
  where x.lane is not null
  order by x.k;
-
--- limit_list.go: readOneLimit
-with x (lane) as (select $1::text collate "C"), given as (select $2::int)
-select x.lane,
-       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
-       (select count(*) from (select from onceq.lane_places p
-         cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
-               union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = x.lane limit greatest($3::int, s.n)) j),
-       array(select j.id from onceq.lane_places p
-         cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
-               union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = x.lane order by p.id limit 10),
-       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
-       (select count(*)
-          from (select from onceq.lane_places p
-                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
-                 limit $3::int) u)
-  from x
-  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap
-                 from onceq.lane_limits s
-                where s.lane = any (array[x.lane, pg_catalog.left(x.lane, pg_catalog.strpos(pg_catalog.substr(x.lane, 2), '/') + 1)]) and s.n is not null
-                order by s.lane desc
-                limit 1) s on true
-  left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
- cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w;
 
 -- listen.go: announce.announce
 with near as materialized (
@@ -2973,6 +2493,9 @@ select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_con
 
 -- silent.go: whoWorks
 select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where pid = any ($1::int[]) and wait_event_type is distinct from 'Client');
+
+-- statement.go: askTime
+select statement_timestamp();
 
 -- statement.go: beginOwn
 begin isolation level read committed read write;
