@@ -153,7 +153,7 @@ func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err
 	if err != nil {
 		return l, err
 	}
-	if l, _, _, err = q.limitFor(ctx, db, line, JobInfo{}); err != nil {
+	if l, _, _, err = limitFor(ctx, q, db, line, JobInfo{}); err != nil {
 		return LimitInfo{}, fmt.Errorf("onceq: limit: %w", err)
 	}
 	return l, nil
@@ -169,7 +169,7 @@ select l.*,
   from l cross join lateral ` + holdersOf("$1::text", "l.n is distinct from "+sqlNoCap)
 
 // limitFor reads what is said of a limit to a job that waits for it.
-func (q *Queue) limitFor(ctx context.Context, db DB, line string, j JobInfo) (l LimitInfo, before int, p holders, err error) {
+func limitFor(ctx context.Context, q *Queue, db DB, line string, j JobInfo) (l LimitInfo, before int, p holders, err error) {
 	args := []any{line, j.ID, StatsCap, int16(j.Priority), j.RunAt}
 	err = q.send(ctx, db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before}, p.dest()...)...) }))
 	return l, before, p, err
@@ -178,7 +178,7 @@ func (q *Queue) limitFor(ctx context.Context, db DB, line string, j JobInfo) (l 
 // limit explains a job that waits for its limit.
 func (x *explaining) limit(ctx context.Context) error {
 	j := &x.e.Job
-	l, before, p, err := x.q.limitFor(ctx, x.db, "/"+j.Limit, *j)
+	l, before, p, err := limitFor(ctx, x.q, x.db, "/"+j.Limit, *j)
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
@@ -230,7 +230,7 @@ func (x *explaining) limit(ctx context.Context) error {
 // other lanes, or none. ahead are the jobs that the lane waits for, which have left the limit by then.
 func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
 	j := &x.e.Job
-	l, _, p, err := x.q.limitFor(ctx, x.db, "/"+j.Limit, *j)
+	l, _, p, err := limitFor(ctx, x.q, x.db, "/"+j.Limit, *j)
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
