@@ -2730,14 +2730,15 @@ $check_payload$;
 -- Checks a job that is to be enqueued, and gives it as the tables have it.
 create function {{.schema}}.job_of(kind text, payload jsonb, bytes bytea, key text, options jsonb,
                                    out queue text, out scope text, out priority smallint, out attempts smallint, out at bigint, out delay bigint, out lifetime bigint, out metadata text,
-                                   out line text, out path text, out rule smallint, out fingerprint bytea, out strictly boolean, out fields text[])
+                                   out line text, out path text, out rule smallint, out fingerprint bytea, out strictly boolean, out fields text[],
+                                   out replacing smallint, out after bigint[], out if_dead smallint)
 language plpgsql stable set search_path = pg_catalog, pg_temp as $job_of$
 #variable_conflict use_variable
 declare
   name text;
   kinds constant jsonb := '{"queue": "string", "scope": "string", "priority": "string", "run_at": "string", "delay": "string", "lane": "string", "lane_family": "string",
     "overtake": "boolean", "stop_lane": "boolean", "limit": "string", "max_attempts": "number", "metadata": "object", "window": "string", "strict": "boolean",
-    "fields": "array", "ignore_payload": "boolean"}';
+    "fields": "array", "ignore_payload": "boolean", "replace": "array", "after": "array", "if_dead": "string"}';
 begin
   options := coalesce(options, '{}');
   if jsonb_typeof(options) <> 'object' then
@@ -2761,7 +2762,7 @@ begin
 
   strictly := coalesce((options ->> 'strict')::boolean, false);
   if key is null then
-    foreach name in array array['scope', 'window', 'strict', 'fields', 'ignore_payload'] loop
+    foreach name in array array['scope', 'window', 'strict', 'fields', 'ignore_payload', 'replace'] loop
       if options -> name is not null then
         raise exception 'onceq: option % is set without a key', name using errcode = 'OQ010';
       end if;
@@ -2853,56 +2854,33 @@ begin
     path := coalesce(line, '') || chr(31) || '/' || name;
     line := coalesce(line, '/' || name);
   end if;
+
+  if exists (select from jsonb_array_elements_text(options -> 'replace') e where (e in ('payload', 'time')) is not true) then
+    raise exception 'onceq: replace has something else than payload and time' using errcode = 'OQ010';
+  end if;
+  replacing := coalesce((options -> 'replace') ? 'payload', false)::integer | coalesce((options -> 'replace') ? 'time', false)::integer * 2;
+  if jsonb_array_length(options -> 'after') > 0 then
+    if exists (select from jsonb_array_elements_text(options -> 'after') e where (e ~ '^[1-9][0-9]{0,17}$') is not true) then
+      raise exception 'onceq: after has something else than ids of jobs' using errcode = 'OQ010';
+    end if;
+    after := array(select e::bigint from jsonb_array_elements_text(options -> 'after') e order by 1 desc);
+    if after[1] > coalesce(pg_sequence_last_value((select tableoid from {{.schema}}.ids)), 0) then
+      raise exception 'onceq: after names job %, and no job has had that id yet', after[1] using errcode = 'OQ010';
+    end if;
+    if_dead := array_position(array['wait', 'run', 'cancel'], coalesce(options ->> 'if_dead', 'wait')) - 1;
+    if if_dead is null then
+      raise exception 'onceq: if_dead is %; possible: wait, run, cancel', options -> 'if_dead' using errcode = 'OQ010';
+    end if;
+    path := coalesce(path, line, '');
+    line := chr(31);
+  elsif options -> 'if_dead' is not null then
+    raise exception 'onceq: if_dead is set without after' using errcode = 'OQ010';
+  end if;
+  if replacing > 0 and (strictly or after is not null) then
+    raise exception 'onceq: replace is set together with strict or after; use one' using errcode = 'OQ010';
+  end if;
 end
 $job_of$;
-
--- Answers for a job whose key was taken a moment ago: with the job that has it, or with an error if that is other work. The id is null if the key is free by now.
-create function {{.schema}}.met(kind text, payload jsonb, bytes bytea, key text, scope text, fingerprint bytea, strictly boolean, fields text[],
-                                out id bigint, out duplicate boolean, out state text, out output jsonb)
-language plpgsql set search_path = pg_catalog, pg_temp as $met$
-#variable_conflict use_variable
-declare
-  fence record;
-  other text;   -- the kind of the job that has the key
-  words text;
-begin
-  -- One look: the job may end meanwhile.
-  select f.*, v.state as live, v.payload as payload, v.payload_bytes as bytes into fence
-    from {{.schema}}.job_fences f
-    left join lateral (select l.state, l.payload, l.payload_bytes from {{.schema}}.v_jobs l where l.id = f.job_id limit 1) v on true
-   where f.class = 0 and f.scope = met.scope and f.key = met.key
-     and not (f.state in (3, 4, 5) and f.lifetime >= 0
-              and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-              or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20);
-  if not found then
-    return;
-  end if;
-  id := fence.job_id; duplicate := true; output := fence.result;
-  state := case fence.state when 3 then 'completed' when 4 then 'dead' when 5 then 'cancelled' when 6 then 'held' else coalesce(fence.live, 'waiting') end;
-  -- What is unknown in one of the two fingerprints counts as equal: its version, or its payload.
-  if get_byte(fence.fingerprint, 0) = 1 then
-    other := convert_from(substring(fence.fingerprint from 3 + get_byte(fence.fingerprint, 1)), 'UTF8');
-    if other <> convert_from(substring(fingerprint from 3 + get_byte(fingerprint, 1)), 'UTF8') then
-      words := format('the key %s in the scope %s belongs to job %s of the kind %s', to_json(key), to_json(scope), id, to_json(case when other = '' then scope else other end));
-    elsif get_byte(fence.fingerprint, 1) > 0 and get_byte(fingerprint, 1) > 0
-          and substring(fence.fingerprint from 3 for get_byte(fence.fingerprint, 1)) <> substring(fingerprint from 3 for get_byte(fingerprint, 1)) then
-      words := format('the key %s in the scope %s belongs to job %s with another payload', to_json(key), to_json(scope), id);
-      select 'Members that differ: ' || string_agg(d.name, ', ' order by d.name) into other
-        from (select left(coalesce(a.key, b.key), 60) as name
-                from jsonb_each(case when jsonb_typeof(payload) = 'object' then payload else '{}' end) a
-                full join jsonb_each(case when jsonb_typeof(fence.payload) = 'object' then fence.payload else '{}' end) b on a.key = b.key
-               where a.value is distinct from b.value and (fields is null or coalesce(a.key, b.key) = any (fields))
-               order by 1 limit 10) d
-       where fence.payload is not null and met.bytes is null;
-    end if;
-  end if;
-  if words is not null then
-    raise exception 'onceq: %', words using errcode = 'OQ011', detail = coalesce(other, ''), hint = 'The same work needs the same payload, and other work another key.';
-  elsif strictly then
-    raise exception 'onceq: the key % in the scope % is taken by job %, which is %', to_json(key), to_json(scope), id, state using errcode = 'OQ012';
-  end if;
-end
-$met$;
 
 -- Enqueues a job in the caller's transaction: see Queue.Enqueue. A key that is taken is no error: the answer has the job that has it, in which state that is, and its
 -- result once it is completed.
@@ -2925,25 +2903,80 @@ begin
 end
 $enqueue_bytes$;
 
+-- Takes the key and enqueues the job. If the key is taken, it answers with the job that has it, which it replaces if that is asked for, or with an error if that is other work.
 create function {{.schema}}.enqueue_either(kind text, payload jsonb, bytes bytea, key text, options jsonb,
                                            out id bigint, out duplicate boolean, out state text, out output jsonb)
 language plpgsql set search_path = pg_catalog, pg_temp as $enqueue_either$
 #variable_conflict use_variable
 declare
-  j record := {{.schema}}.job_of(kind, payload, bytes, key, options);
-  e record;
+  j     record := {{.schema}}.job_of(kind, payload, bytes, key, options);
+  e     record;
+  fence record;
+  known boolean; -- what has the key; an unknown version of its fingerprint, or a payload that is not compared, counts as equal
+  other text;    -- the kind of the job that has the key
+  words text;
+  tried boolean := false;
 begin
   for try in 1 .. 10 loop
-    e := {{.schema}}.enqueue_one((select tableoid from {{.schema}}.ids), j.queue, kind, payload::text, j.attempts, j.priority, j.scope, key, j.lifetime, j.fingerprint,
-                                 j.at, j.delay, j.metadata, bytes, (random() * 9223372036854775000)::bigint, false, j.line, j.rule, j.path, null);
-    if e.id is not null then
-      id := e.id; duplicate := false; state := case when e.delayed then 'delayed' else 'waiting' end;
-      return;
+    if j.after is null then
+      e := {{.schema}}.enqueue_one((select tableoid from {{.schema}}.ids), j.queue, kind, payload::text, j.attempts, j.priority, j.scope, key, j.lifetime, j.fingerprint,
+                                   j.at, j.delay, j.metadata, bytes, (random() * 9223372036854775000)::bigint, false, j.line, j.rule, j.path, null);
+      id := e.id; state := case when e.delayed then 'delayed' else 'waiting' end;
+    else
+      e := {{.schema}}.enqueue_jobs((select tableoid from {{.schema}}.ids), null, array[coalesce(payload::text, '')], array[bytes], array[coalesce(key, '')], array[j.fingerprint], null,
+                                    array[j.queue], array[kind], array[coalesce(j.scope, '')], array[coalesce(j.metadata, '')], array[j.priority::integer], array[j.attempts::integer],
+                                    array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[j.lifetime], (random() * 9223372036854775000)::bigint, false,
+                                    array[j.line], array[j.rule], array[j.path], array[j.if_dead], null, true);
+      id := e.accepted[1]; state := case when e.delayed[1] then 'delayed' else 'waiting' end;
+      perform {{.schema}}.insert_members(array_agg(id), array_agg(a.id), array_agg(false), array_agg(0::smallint), array_agg(''::text)) from unnest(j.after) as a(id) where id is not null having count(*) > 0;
     end if;
-    select m.* into id, duplicate, state, output from {{.schema}}.met(kind, payload, bytes, key, j.scope, j.fingerprint, j.strictly, j.fields) m;
     if id is not null then
+      duplicate := false;
       return;
     end if;
+
+    -- One look: the job may end meanwhile.
+    select f.*, v.state as live, v.payload as payload, v.payload_bytes as bytes into fence
+      from {{.schema}}.job_fences f
+      left join lateral (select l.state, l.payload, l.payload_bytes from {{.schema}}.v_jobs l where l.id = f.job_id limit 1) v on true
+     where f.class = 0 and f.scope = j.scope and f.key = enqueue_either.key
+       and not (f.state in (3, 4, 5) and f.lifetime >= 0
+                and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+                or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20);
+    continue when not found;
+    id := fence.job_id; duplicate := true; output := fence.result;
+    state := case fence.state when 3 then 'completed' when 4 then 'dead' when 5 then 'cancelled' when 6 then 'held' else coalesce(fence.live, 'waiting') end;
+    known := coalesce(get_byte(fence.fingerprint, 0) = 1, false);
+    other := case when known then convert_from(substring(fence.fingerprint from 3 + get_byte(fence.fingerprint, 1)), 'UTF8') end;
+    words := case when other <> convert_from(substring(j.fingerprint from 3 + get_byte(j.fingerprint, 1)), 'UTF8')
+                  then format('of the kind %s', to_json(case when other = '' then j.scope else other end))
+                  when known and get_byte(fence.fingerprint, 1) > 0 and get_byte(j.fingerprint, 1) > 0
+                       and substring(fence.fingerprint from 3 for get_byte(fence.fingerprint, 1)) <> substring(j.fingerprint from 3 for get_byte(j.fingerprint, 1))
+                  then 'with another payload' end;
+    if j.replacing > 0 and not tried and state in ('waiting', 'delayed') and (words is null or j.replacing & 1::smallint > 0 and words = 'with another payload') then
+      e := {{.schema}}.replace_jobs(array[id], array[j.scope], array[key], array[coalesce(payload::text, '')], array[bytes], array[coalesce(j.metadata, '')], array[j.fingerprint],
+                                    array[j.replacing], array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[coalesce(j.path, j.line, '')], array[fence.fingerprint]);
+      if e.replaced is not null then
+        state := case when e.delayed[1] then 'delayed' else 'waiting' end;
+        return;
+      end if;
+      tried := true; -- it was started in between
+      continue;
+    end if;
+    if words is not null then
+      select 'Members that differ: ' || string_agg(d.name, ', ' order by d.name) into other
+        from (select left(coalesce(a.key, b.key), 60) as name
+                from jsonb_each(case when jsonb_typeof(payload) = 'object' then payload else '{}' end) a
+                full join jsonb_each(case when jsonb_typeof(fence.payload) = 'object' then fence.payload else '{}' end) b on a.key = b.key
+               where a.value is distinct from b.value and (j.fields is null or coalesce(a.key, b.key) = any (j.fields))
+               order by 1 limit 10) d
+       where fence.payload is not null and bytes is null and words = 'with another payload';
+      raise exception 'onceq: the key % in the scope % belongs to job % %', to_json(key), to_json(j.scope), id, words using errcode = 'OQ011', detail = coalesce(other, ''),
+        hint = 'The same work needs the same payload, and other work another key.';
+    elsif j.strictly then
+      raise exception 'onceq: the key % in the scope % is taken by job %, which is %', to_json(key), to_json(j.scope), id, state using errcode = 'OQ012';
+    end if;
+    return;
   end loop;
   raise exception 'onceq: the key % in the scope % is neither free nor visible here', to_json(key), to_json(j.scope) using errcode = 'OQ013',
     hint = 'Try it again in a new transaction, at READ COMMITTED.';
@@ -2963,7 +2996,7 @@ declare
   kinds text[] := '{}'; payloads text[] := '{}'; keys text[] := '{}'; fingerprints bytea[] := '{}';
   queues text[] := '{}'; scopes text[] := '{}'; metadatas text[] := '{}'; priorities integer[] := '{}'; attempts integer[] := '{}';
   ats bigint[] := '{}'; delays bigint[] := '{}'; lifetimes bigint[] := '{}'; lines text[] := '{}'; rules smallint[] := '{}'; paths text[] := '{}';
-  details jsonb[] := '{}'; duplicates boolean[]; states text[]; outputs jsonb[]; ids bigint[]; hint text;
+  if_deads smallint[] := '{}'; followers integer[] := '{}'; members bigint[] := '{}'; details jsonb[] := '{}'; duplicates boolean[]; states text[]; outputs jsonb[]; ids bigint[]; hint text;
 begin
   if jsonb_typeof(jobs) is distinct from 'array' then
     raise exception 'onceq: jobs is no JSON array' using errcode = 'OQ010';
@@ -2983,6 +3016,10 @@ begin
     queues := queues || j.queue; scopes := scopes || coalesce(j.scope, ''); metadatas := metadatas || coalesce(j.metadata, ''); priorities := priorities || j.priority::integer;
     attempts := attempts || j.attempts::integer; ats := ats || coalesce(j.at, 0); delays := delays || coalesce(j.delay, 0); lifetimes := lifetimes || j.lifetime;
     lines := lines || coalesce(j.line, ''); rules := rules || j.rule; paths := paths || coalesce(j.path, '');
+    if_deads := if_deads || j.if_dead;
+    if j.after is not null then
+      followers := followers || array_fill(n, array[cardinality(j.after)]); members := members || j.after;
+    end if;
     details := details || (a - 'kind' - 'payload' - 'key');
   end loop;
   if n = 0 then
@@ -2994,9 +3031,14 @@ begin
   end if;
   e := {{.schema}}.enqueue_jobs((select tableoid from {{.schema}}.ids), array(select generate_series(1, n)), payloads, null, keys, fingerprints, null,
                                 queues, kinds, scopes, metadatas, priorities, attempts, ats, delays, lifetimes, (random() * 9223372036854775000)::bigint, false,
-                                lines, rules, paths, array_fill(null::smallint, array[n]), null, false);
+                                lines, rules, paths, if_deads, null, false);
   ids := e.ids; duplicates := array_fill(false, array[n]); outputs := array_fill(null::jsonb, array[n]);
   states := array(select case when d then 'delayed' else 'waiting' end from unnest(e.delayed) with ordinality as u(d, n) order by n);
+  perform {{.schema}}.insert_members(array_agg(u.id), array_agg(f.member), array_agg(false), array_agg(0::smallint), array_agg(''::text))
+     from unnest(followers, members) as f(n, member)
+     join unnest(ids) with ordinality as u(id, n) on u.n = f.n
+     join unnest(e.accepted) as a(id) on a.id = u.id
+   having count(*) > 0;
   for n in
     select u.n from unnest(ids, scopes, keys) with ordinality as u(id, scope, key, n) left join unnest(e.accepted) as a(id) on a.id = u.id
      where a.id is null order by u.scope collate "C", u.key collate "C"
@@ -3036,6 +3078,22 @@ begin
   end if;
 end $revoke$;
 
+-- Ends a job in the caller's transaction: see Queue.Cancel. It returns the job's state after that, or null if there is no trace of it. It is for who may write the tables.
+create function {{.schema}}.cancel(id bigint) returns text
+language plpgsql set search_path = pg_catalog, pg_temp as $cancel_job$
+begin
+  if (select c.cancelled from {{.schema}}.cancel(array[id], 86400000, false, 0) c) is not null then
+    return 'cancelled';
+  end if;
+  -- Somebody has it. Its holder may have looked for a request just before, and may have given it back since.
+  insert into {{.schema}}.job_cancels (job_id, requested_at)
+  select v.id, greatest(statement_timestamp(), v.created_at) from {{.schema}}.v_jobs v where v.id = cancel.id and v.finished_at is null
+  on conflict (job_id) do update set requested_at = excluded.requested_at;
+  perform {{.schema}}.cancel(array[id], 86400000, false, 0);
+  return (select case when v.finished_at is null then 'running' else v.state end from {{.schema}}.v_jobs v where v.id = cancel.id order by v.finished_at desc nulls first limit 1);
+end
+$cancel_job$;
+
 -- A job, for who may read the views.
 create function {{.schema}}.job(id bigint) returns setof {{.schema}}.v_jobs
 language sql stable set search_path = pg_catalog, pg_temp as $job$
@@ -3045,12 +3103,12 @@ $job$;
 ---- create above / drop below ----
 
 drop function {{.schema}}.job(bigint);
+drop function {{.schema}}.cancel(bigint);
 drop function {{.schema}}.emit(text, text, jsonb);
 drop function {{.schema}}.enqueue_many(jsonb);
 drop function {{.schema}}.enqueue_bytes(text, bytea, text, jsonb);
 drop function {{.schema}}.enqueue(text, jsonb, text, jsonb);
 drop function {{.schema}}.enqueue_either(text, jsonb, bytea, text, jsonb);
-drop function {{.schema}}.met(text, jsonb, bytea, text, text, bytea, boolean, text[]);
 drop function {{.schema}}.job_of(text, jsonb, bytea, text, jsonb);
 drop function {{.schema}}.check_payload(jsonb, integer);
 drop function {{.schema}}.check_name(text, text, integer);

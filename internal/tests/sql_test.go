@@ -188,6 +188,154 @@ func TestSQL_OptionsAreThoseOfGo(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// A job from SQL waits for others as one from Go does, alone and in a call for many.
+func TestSQL_After(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	first, err := bySQL(t.Context(), db.Pool, "first", `1`, nil, `{}`)
+	require.NoError(t, err)
+	after := fmt.Sprintf(`{"after": [%d, "%[1]d"], "lane": "x", "limit": "l"}`, first.ID) // some clients have ids as texts
+	key := "once"
+	one, err := bySQL(t.Context(), db.Pool, "then", `1`, &key, after)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: one.ID, State: onceq.StateWaiting}, one)
+	again, err := bySQL(t.Context(), db.Pool, "then", `1`, &key, after)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: one.ID, Duplicate: true, State: onceq.StateWaiting}, again)
+	many := sqlOne[[]int64](t, db, `select array_agg(id) from onceq.enqueue_many($1::text::jsonb)`, fmt.Sprintf(`[{"kind": "then", "payload": 2, "after": [%d]},
+		{"kind": "free"}, {"kind": "then", "payload": 1, "key": "once", "after": [%[1]d]}, {"kind": "then", "payload": 3, "after": [%[1]d, %d]}]`, first.ID, one.ID))
+	byGo, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "then", Payload: 1, Lane: "x", Limit: "l", After: []onceq.JobRef{{ID: first.ID}}})
+	require.NoError(t, err)
+	row := func(id int64) string {
+		return sqlOne[string](t, db, `select (to_jsonb(w) - 'id' - 'run_at' - 'created_at' - 'scope' - 'key' - 'lane_rule' || jsonb_build_object('lane', replace(lane, lpad(id::text, 19, '0'), 'id')))::text from onceq.job_waits w where id = $1`, id)
+	}
+	require.Equal(t, row(byGo.ID), row(one.ID))
+	require.Equal(t, one.ID, many[2])
+	require.Equal(t, []string{fmt.Sprint(first.ID, one.ID), fmt.Sprint(first.ID, many[0]), fmt.Sprint(first.ID, many[3]), fmt.Sprint(first.ID, byGo.ID), fmt.Sprint(one.ID, many[3])},
+		sqlOne[[]string](t, db, `select array_agg(concat(job_id, ' ', group_id) order by job_id, group_id) from onceq.job_members where told`))
+	var ran []string
+	handle := func(_ context.Context, l *onceq.Lease, n int) error {
+		ran = append(ran, fmt.Sprint(l.Kind, n))
+		return nil
+	}
+	db.Drain((&onceq.Kind[int]{Name: "then"}).Handle(handle), (&onceq.Kind[int]{Name: "free"}).Handle(handle))
+	require.Equal(t, []string{"free0"}, ran)
+	db.Drain((&onceq.Kind[int]{Name: "then"}).Handle(handle), (&onceq.Kind[int]{Name: "first"}).Handle(handle))
+	require.Equal(t, "first1", ran[1])
+	require.ElementsMatch(t, []string{"then1", "then1", "then2", "then3"}, ran[2:])
+
+	// What a dead one means, and a job that has ended before.
+	dead := sqlOne[int64](t, db, `select id from onceq.enqueue('dies', options => '{"max_attempts": 1}')`)
+	rules := []any{}
+	for _, rule := range []string{"wait", "run", "cancel"} {
+		rules = append(rules, sqlOne[int64](t, db, `select id from onceq.enqueue('free', options => $1::text::jsonb)`, fmt.Sprintf(`{"after": [%d], "if_dead": %q}`, dead, rule)))
+	}
+	sqlRun(t, db, `select from onceq.enqueue('then', '4', options => $1::text::jsonb)`, fmt.Sprintf(`{"after": [%d]}`, first.ID))
+	ran = nil
+	db.Drain((&onceq.Kind[int]{Name: "then"}).Handle(handle), (&onceq.Kind[int]{Name: "free"}).Handle(handle),
+		(&onceq.Kind[int]{Name: "dies"}).Handle(func(context.Context, *onceq.Lease, int) error { return errors.New("no") }))
+	require.ElementsMatch(t, []string{"then4", "free0"}, ran)
+	require.Equal(t, []string{"waiting", "", "cancelled"}, sqlOne[[]string](t, db, `select array[coalesce((select state from onceq.job($1)), ''), coalesce((select state from onceq.job($2)), ''), coalesce((select state from onceq.job($3)), '')]`, rules...))
+	require.NoError(t, db.Check())
+}
+
+// Replace from SQL changes what Replace from Go changes, and answers alike where it may not.
+func TestSQL_Replace(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	row := func(id int64) string {
+		return sqlOne[string](t, db, `
+			select concat_ws(' ', j.payload, j.metadata, j.run_at > now(), coalesce(j.due_at, j.run_at) > now(), encode(f.fingerprint, 'hex'))
+			  from (select id, payload, metadata, run_at, due_at from onceq.jobs union all select id, payload, metadata, run_at, due_at from onceq.job_waits) j join onceq.job_fences f on f.job_id = j.id where j.id = $1`, id)
+	}
+	for n, c := range []struct {
+		first, then, refused string
+		job                  onceq.Job
+	}{
+		{`{"delay": "1 hour"}`, `{"replace": ["payload"], "metadata": {"a": "b"}}`, "", onceq.Job{Replace: onceq.ReplacePayload, Metadata: map[string]string{"a": "b"}}},
+		{`{"delay": "1 hour"}`, `{"replace": ["payload", "time"]}`, "", onceq.Job{Replace: onceq.ReplacePayload | onceq.ReplaceTime}},
+		{`{}`, `{"replace": ["payload", "time"], "delay": "1 hour"}`, "", onceq.Job{Replace: onceq.ReplacePayload | onceq.ReplaceTime, Delay: time.Hour}},
+		{`{}`, `{"replace": ["time"], "delay": "1 hour"}`, "with another payload", onceq.Job{Replace: onceq.ReplaceTime, Delay: time.Hour}},
+		{`{}`, `{"replace": ["time"], "delay": "1 hour", "ignore_payload": true}`, "", onceq.Job{Replace: onceq.ReplaceTime, Delay: time.Hour, IgnorePayload: true}},
+		{`{"lane": "x"}`, `{"replace": ["payload"], "lane": "x"}`, "", onceq.Job{Replace: onceq.ReplacePayload, Lane: "x"}},
+		{`{"lane": "x"}`, `{"replace": ["payload"]}`, "with another payload", onceq.Job{Replace: onceq.ReplacePayload}},
+		{`{"lane": "x", "limit": "l"}`, `{"replace": ["payload", "time"], "lane": "x", "limit": "l", "delay": "1 hour"}`, "", onceq.Job{Replace: onceq.ReplacePayload | onceq.ReplaceTime, Lane: "x", Limit: "l", Delay: time.Hour}},
+	} {
+		byGo, here := fmt.Sprint("go", n), fmt.Sprint("sql", n)
+		was, err := bySQL(ctx, db.Pool, "k", `{"n": 1}`, &byGo, c.first)
+		require.NoError(t, err)
+		c.job.Kind, c.job.Key, c.job.Payload = "k", byGo, map[string]int{"n": 2}
+		want, wantErr := db.Queue.Enqueue(ctx, db.Pool, c.job)
+		require.Equal(t, c.refused == "", wantErr == nil, "%v", wantErr)
+		first, err := bySQL(ctx, db.Pool, "k", `{"n": 1}`, &here, c.first)
+		require.NoError(t, err)
+		got, err := bySQL(ctx, db.Pool, "k", `{"n": 2}`, &here, c.then)
+		if c.refused != "" {
+			require.ErrorContains(t, err, c.refused, c.then)
+			require.Equal(t, "OQ011", sqlstate.Of(err))
+		} else {
+			require.NoError(t, err, c.then)
+			require.True(t, want.Replaced)
+			require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: want.State}, got, c.then)
+		}
+		require.Equal(t, row(was.ID), row(first.ID), c.then)
+	}
+	key := "go0"
+	_, err := bySQL(ctx, db.Pool, "other", `{"n": 2}`, &key, `{"scope": "k", "replace": ["payload", "time"]}`)
+	require.ErrorContains(t, err, `of the kind "k"`)
+	require.True(t, sqlOne[bool](t, db, `select duplicate from onceq.enqueue_many('[{"kind": "k", "key": "sql0", "payload": {"n": 5}, "replace": ["payload"]}]')`))
+	require.Equal(t, `{"n": 5}`, sqlOne[string](t, db, `select payload::text from onceq.v_jobs where key = 'sql0'`))
+
+	// What was started is not changed: the same payload is a duplicate, and another one other work.
+	sqlRun(t, db, `update onceq.jobs set run_at = now()`)
+	_, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 100})
+	require.NoError(t, err)
+	started := sqlOne[string](t, db, `select key from onceq.jobs where leased_until is not null and key like 'sql%' order by id limit 1`)
+	payload := sqlOne[string](t, db, `select payload::text from onceq.jobs where key = $1`, started)
+	_, err = bySQL(ctx, db.Pool, "k", `{"n": 9}`, &started, `{"replace": ["payload", "time"]}`)
+	require.Equal(t, "OQ011", sqlstate.Of(err))
+	got, err := bySQL(ctx, db.Pool, "k", payload, &started, `{"replace": ["payload", "time"]}`)
+	require.NoError(t, err)
+	require.Equal(t, []any{true, onceq.StateRunning}, []any{got.Duplicate, got.State})
+}
+
+// Cancel from SQL answers as Cancel of Go, and null for a job that nobody knows.
+func TestSQL_Cancel(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	cancel := func(id int64) string {
+		return sqlOne[string](t, db, `select coalesce(onceq.cancel($1), 'unknown')`, id)
+	}
+	enqueue := func(key, options string) int64 {
+		r, err := bySQL(t.Context(), db.Pool, "k", `1`, &key, options)
+		require.NoError(t, err)
+		require.False(t, r.Duplicate)
+		return r.ID
+	}
+	waits, laned, delayed := enqueue("a", `{}`), enqueue("b", `{"lane": "x"}`), enqueue("c", `{"delay": "1 hour"}`)
+	follows := enqueue("d", fmt.Sprintf(`{"after": [%d]}`, waits))
+	for _, id := range []int64{follows, waits, laned, delayed} {
+		require.Equal(t, "cancelled", cancel(id))
+		require.Equal(t, "cancelled", cancel(id))
+		j, err := db.Queue.Get(t.Context(), db.Pool, id)
+		require.NoError(t, err)
+		require.Equal(t, onceq.StateCancelled, j.State)
+	}
+	require.Equal(t, "unknown", cancel(1<<40))
+	enqueue("a", `{}`) // its key is free
+	db.Drain((&onceq.Kind[int]{Name: "k"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		require.Equal(t, "running", cancel(l.ID))
+		require.Equal(t, 1, sqlOne[int](t, db, `select count(*)::int from onceq.job_cancels where job_id = $1`, l.ID))
+		return errors.New("try it again")
+	}))
+	require.Equal(t, "cancelled", sqlOne[string](t, db, `select state from onceq.v_jobs where key = 'a' order by id desc limit 1`), "it was given back, and the request stayed")
+	kept := enqueue("e", `{}`)
+	db.Drain((&onceq.Kind[int]{Name: "k", Keep: time.Hour}).Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	require.Equal(t, "completed", cancel(kept))
+	require.NoError(t, db.Check())
+}
+
 // Bad input is an error with a code of its own, and nothing is written.
 func TestSQL_BadInput(t *testing.T) {
 	t.Parallel()
@@ -231,6 +379,15 @@ func TestSQL_BadInput(t *testing.T) {
 		`enqueue('k', '1', 'a', '{"window": "293 years"}')`:                  `window is longer than 292 years`,
 		`enqueue('k', '1', chr(160) || chr(8195))`:                           `key is only white space`,
 		`enqueue_many('[{"kind": "k", "prioritty": "high"}]')`:               `job 1: option "prioritty" is not known`,
+		`enqueue('k', options => '{"replace": ["payload"]}')`:                `replace is set without a key`,
+		`enqueue('k', '1', 'a', '{"replace": ["all"]}')`:                     `replace has something else than payload and time`,
+		`enqueue('k', '1', 'a', '{"replace": ["time", null]}')`:              `replace has something else than payload and time`,
+		`enqueue('k', '1', 'a', '{"replace": ["time"], "strict": true}')`:    `replace is set together with strict or after`,
+		`enqueue('k', '1', 'a', '{"replace": ["time"], "after": [1]}')`:      `onceq: after names job 1, and no job has had that id yet`,
+		`enqueue('k', options => '{"after": ["one"]}')`:                      `after has something else than ids of jobs`,
+		`enqueue('k', options => '{"after": [0]}')`:                          `after has something else than ids of jobs`,
+		`enqueue('k', options => '{"after": [], "if_dead": "run"}')`:         `if_dead is set without after`,
+		`enqueue_many('[{"kind": "k", "after": [7]}]')`:                      `job 1: after names job 7`,
 	} {
 		_, err := db.Pool.Exec(t.Context(), `select * from onceq.`+call)
 		require.ErrorContains(t, err, want, call)
@@ -327,8 +484,8 @@ func TestSQL_AProducersRights(t *testing.T) {
 		`select onceq.emit('s', 'k', '1')`, `select * from onceq.enqueue_bytes('k', 'abc')`)
 	require.Equal(t, 1, sqlOne[int](t, db, `select count(*)::int from onceq.job_fences where key = 'mine'`))
 	for _, call := range []string{
-		`select * from onceq.jobs`, `select * from onceq.v_jobs`, `select * from onceq.job(1)`, `insert into onceq.lane_calls (slot, due, lane) values (0, now(), 'x')`, `select nextval('onceq.ids')`,
-		`select * from onceq.met('k', 'null', null, 'secret', 'k', null, false, null)`, `select * from onceq.enqueue_either('k', 'null', null, 'secret', '{}')`,
+		`select * from onceq.jobs`, `select * from onceq.v_jobs`, `select * from onceq.job(1)`, `select onceq.cancel(1)`, `insert into onceq.lane_calls (slot, due, lane) values (0, now(), 'x')`, `select nextval('onceq.ids')`,
+		`select * from onceq.enqueue_either('k', 'null', null, 'secret', '{}')`,
 		`select onceq.finish('{1}', '{1}', '{1}', '{5}', '{""}', '{""}', '{0}', '{0}', false)`, `select onceq.discard(1)`, `select * from onceq.take_fence('onceq.ids', 'k', 'secret', 1, null)`,
 		`select onceq.emit('s', 'k', '1', 1, 1, true)`,
 	} {
