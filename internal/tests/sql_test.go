@@ -1,12 +1,18 @@
 package tests
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,6 +96,143 @@ func TestSQL_OneKeyForGoAndSQL(t *testing.T) {
 		}
 	}
 	require.NoError(t, db.Check())
+}
+
+// vector is a line of docs/use/fingerprints.json.
+type vector struct {
+	About         string   `json:"about"`
+	Kind          string   `json:"kind"`
+	Scope         string   `json:"scope,omitempty"`
+	Payload       *string  `json:"payload,omitempty"`
+	Bytes         *string  `json:"bytes,omitempty"` // in hexadecimal
+	Fields        []string `json:"fields,omitzero"`
+	IgnorePayload bool     `json:"ignore_payload,omitempty"`
+	Canonical     string   `json:"canonical,omitempty"`
+	Fingerprint   string   `json:"fingerprint"`
+}
+
+var update = flag.Bool("update", false, "write docs/use/fingerprints.json anew, with the fingerprints that Go makes")
+
+// Go and SQL store the fingerprints that docs/use/fingerprints.json has, with which anybody can check a client.
+func TestSQL_Fingerprints(t *testing.T) {
+	t.Parallel()
+	const file = "../../docs/use/fingerprints.json"
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var vectors []vector
+	require.NoError(t, json.Unmarshal(text, &vectors))
+	var lines []string
+	for n, v := range vectors {
+		key, options := fmt.Sprint("key", n), map[string]any{"scope": cmp.Or(v.Scope, v.Kind)}
+		job := onceq.Job{Kind: v.Kind, Scope: v.Scope, Key: key, Fields: v.Fields, IgnorePayload: v.IgnorePayload}
+		if v.Payload != nil {
+			job.Payload = json.RawMessage(*v.Payload)
+		} else {
+			job.Payload, err = hex.DecodeString(*v.Bytes)
+			require.NoError(t, err)
+		}
+		if v.Fields != nil {
+			options["fields"] = v.Fields
+		}
+		if v.IgnorePayload {
+			options["ignore_payload"] = true
+		}
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = db.Queue.Enqueue(t.Context(), tx, job)
+		require.NoError(t, err, v.About)
+		stored := `select encode(fingerprint, 'hex') from onceq.job_fences where scope = $1 and key = $2`
+		require.NoError(t, tx.QueryRow(t.Context(), stored, options["scope"], key).Scan(&v.Fingerprint))
+		require.NoError(t, tx.Rollback(t.Context()))
+
+		_, err = db.Pool.Exec(t.Context(), `
+			select case when $2::text is not null then (select id from onceq.enqueue($1, $2::jsonb, $4, $5::text::jsonb))
+			            else (select id from onceq.enqueue_bytes($1, decode($3, 'hex'), $4, $5::text::jsonb)) end`, v.Kind, v.Payload, v.Bytes, key, asJSON(t, options))
+		require.NoError(t, err, v.About)
+		require.Equal(t, v.Fingerprint, sqlOne[string](t, db, stored, options["scope"], key), v.About)
+		if v.Payload != nil && !v.IgnorePayload {
+			v.Canonical = sqlOne[string](t, db, `select onceq.canonical($1::text::jsonb, $2, 0)`, *v.Payload, v.Fields)
+			sum := sha256.Sum256([]byte("j" + v.Canonical))
+			require.True(t, strings.HasPrefix(v.Fingerprint, "0110"+hex.EncodeToString(sum[:16])), v.About)
+		}
+		lines = append(lines, asJSON(t, v))
+	}
+	now := "[\n" + strings.Join(lines, ",\n") + "\n]\n"
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(now), 0o644))
+		return
+	}
+	require.Equal(t, string(text), now, "go test -run TestSQL_Fingerprints ./internal/tests -update, if a fingerprint may change at all: keys that are taken then have another")
+	require.Greater(t, len(vectors), 40)
+}
+
+// asJSON encodes a value with its characters as they are.
+func asJSON(t testing.TB, v any) string {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	require.NoError(t, e.Encode(v))
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// Whatever the payloads are, of Go and SQL the second one with a key meets the first exactly if Postgres says that their values are equal.
+func FuzzSQL_GoAndSQLMeet(f *testing.F) {
+	db := queuetest.New(f, queuetest.Schema("onceq"), queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	for _, c := range [][3]string{
+		{`1`, `1.0`, ``}, {`100`, `1e2`, ``}, {`-0`, `0e5`, ``}, {`"\u00e9"`, `"é"`, ``}, {`"\u0001\n"`, `"\u0001\u000a"`, ``}, {`"é"`, `"e"`, ``}, {`[[]]`, `[]`, ``},
+		{`{"a":1,"b":2}`, `{"b":2.0,"a":1}`, ``}, {`{"a":1,"b":2}`, `{"a":1,"b":3}`, `a`}, {`{"a!":1,"a":2}`, `{"a":2,"a!":1}`, ``}, {`{"a":1,"a":2}`, `{"a":2}`, `a`}, {`{"a":1}`, `{"b":1}`, `c`},
+		{`{"\"\\":[{"z":{},"y":null}]}`, `{"\"\\":[{"y":null,"z":{}}]}`, `"\`}, {`1e-9999`, `0`, ``}, {`123456789012345678901234567890`, `123456789012345678901234567891`, ``},
+	} {
+		f.Add([]byte(c[0]), []byte(c[1]), c[2])
+	}
+	var keys atomic.Int64
+	f.Fuzz(func(t *testing.T, a, b []byte, field string) {
+		if len(a)+len(b) > 500 { // numeric writes a number of seven characters in ten thousand
+			return
+		}
+		ctx, key := t.Context(), fmt.Sprint(time.Now().UnixNano(), keys.Add(1))
+		options := map[string]any{"scope": "s"}
+		job := onceq.Job{Kind: "k", Scope: "s"}
+		if field != "" {
+			job.Fields, options["fields"] = []string{field}, []string{field}
+		}
+		byGo := func(payload []byte, key string) (onceq.Result, error) {
+			job.Payload, job.Key = json.RawMessage(payload), key
+			return db.Queue.Enqueue(ctx, db.Pool, job)
+		}
+		mine := [2]onceq.Result{}
+		for n, payload := range [][]byte{a, b} {
+			var invalid *onceq.InvalidError
+			var err error
+			if mine[n], err = byGo(payload, fmt.Sprint(key, n)); errors.As(err, &invalid) {
+				return
+			}
+			require.NoError(t, err)
+		}
+		equal := sqlOne[bool](t, db, `select case when $3 = '' then $1::text::jsonb = $2::text::jsonb
+			else $1::text::jsonb -> $3 is not distinct from $2::text::jsonb -> $3 end`, string(a), string(b), field)
+		for n, payload := range [][]byte{b, a} {
+			taken, back := fmt.Sprint(key, n), fmt.Sprint(key, "back", n)
+			met, err := bySQL(ctx, db.Pool, "k", string(payload), &taken, asJSON(t, options))
+			if equal {
+				require.NoError(t, err)
+				require.Equal(t, onceq.Result{ID: mine[n].ID, Duplicate: true, State: onceq.StateWaiting}, met)
+			} else {
+				require.Equal(t, "OQ011", sqlstate.Of(err))
+			}
+			first, err := bySQL(ctx, db.Pool, "k", string(payload), &back, asJSON(t, options))
+			require.NoError(t, err)
+			other := [][]byte{a, b}[n]
+			met, err = byGo(other, back)
+			if equal {
+				require.NoError(t, err)
+				require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, met)
+			} else {
+				require.ErrorAs(t, err, new(*onceq.MismatchError))
+			}
+		}
+	})
 }
 
 // What Enqueue of Go answers, the function answers too.
