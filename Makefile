@@ -10,7 +10,7 @@ PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export O
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
 LAB = ./adapter ./bench ./checks ./specs ./tern
 
-.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench torture torture-ci
+.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench torture torture-ci release release-test
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -111,3 +111,10 @@ torture: ## processes and a server under faults, for minutes or hours; docs/work
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	cd lab/torture && go run . $(TORTURE)
+
+# A release in dist/: the commits and tags in a clone, binaries, checksums, SBOMs, licences. docs/work/contributing.md says what is left to do.
+release: ## all of a release but the push, into dist/: make release VERSION=0.1.0
+	@VERSION='$(VERSION)' scripts/release/release.sh
+
+release-test: ## a dry run of a release, for this machine's platform
+	@scripts/release/test.sh
