@@ -478,10 +478,10 @@ with recursive line (lane, k) as (
   select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
     from line l where l.lane is not null and l.k < 500
 )
-select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
+select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
   from line l
  cross join lateral ` + waitingIn("l.lane", "1000") + ` w
- cross join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per`) + ` s
+ cross join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per, s.burst`) + ` s
   left join lateral (
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
@@ -495,20 +495,19 @@ func (x *examination) slow(ctx context.Context) error {
 	return x.each(ctx, readSlow, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var lane string
 		var waiting, n int
-		var rate *int
+		var rate, burst *int
 		var per *int64
 		var took float64
 		f := Finding{What: "slow_limit", Advice: "raise the limit, if what it protects bears more"}
-		if err := rows.Scan(&lane, &waiting, &f.Since, &n, &rate, &per, &took); err != nil {
+		if err := rows.Scan(&lane, &waiting, &f.Since, &n, &rate, &per, &burst, &took); err != nil {
 			return err
 		}
-		seconds, limit := float64(waiting)*took/float64(n), Limit{AtOnce: n}
-		if n >= noCap {
-			seconds, limit = 0, Limit{}
+		limit, seconds := limitOfRow(n, rate, per, burst), 0.0
+		if n < noCap {
+			seconds = float64(waiting) * took / float64(n)
 		}
 		if rate != nil {
-			limit.Rate, limit.Per = *rate, time.Duration(*per)*time.Microsecond
-			seconds = max(seconds, float64(waiting)*limit.Per.Seconds()/float64(*rate))
+			seconds = max(seconds, float64(waiting)*float64(*per)/1e6/float64(*rate))
 		}
 		if seconds < slowLimit.Seconds() {
 			return nil

@@ -68,12 +68,19 @@ func lineOf(path string) (line string, full *string) {
 // Limit says how many jobs of a limit may be live at once, and how many may start in a time. Jobs have to keep to both. The
 // zero Limit lets no more jobs in; those that were let in before still start.
 //
-// In any Per at most Rate and Burst together start. So what a contract allows in that time is their sum: for "ten in every second"
-// Rate: 8, Burst: 2. Rate: 10, Burst: 3 lets 13 start in some second.
+// A contract, such as "never more than ten in any second", is Max: 10. Rate and Burst are for who wants several to
+// start at once: in any Per at most both together start, so Rate: 8, Burst: 2 keeps that contract, too.
 type Limit struct {
 	// AtOnce is how many jobs may be live at once: to be claimed or running. A job that waits for its next attempt does not
-	// count. 0 means any number if there is a Rate; without one, no more jobs are let in. At most 1,000,000.
+	// count. 0 means any number if there is a Max or a Rate; without one, no more jobs are let in. At most
+	// 1,000,000.
 	AtOnce int `json:"at_once,omitzero"`
+
+	// Max is how many jobs start at most in any window of time that is as long as Per, wherever it begins. 0
+	// means any number. They are spaced evenly: ten in an hour start six minutes apart. A job may start up to
+	// 100 ms after its slot, so slots are (Per + 100 ms) / Max apart. At most 1,000,000, and no more than a
+	// million a second. Not together with Rate or Burst.
+	Max int `json:"max,omitzero"`
 
 	// Rate is how many jobs start in Per. 0 means any number. At most 1,000,000, and no more than a million a second. Per is a
 	// second by default, and a millisecond to 366 days.
@@ -93,8 +100,11 @@ type Limit struct {
 
 func (l Limit) String() string {
 	var all []string
-	if l.AtOnce > 0 || l.Rate == 0 {
+	if l.AtOnce > 0 || !l.paced() {
 		all = append(all, fmt.Sprintf("%d at once", l.AtOnce))
+	}
+	if l.Max > 0 {
+		all = append(all, fmt.Sprintf("at most %d in any %s", l.Max, cmp.Or(l.Per, time.Second)))
 	}
 	if l.Rate > 0 {
 		all = append(all, fmt.Sprintf("%d in %s", l.Rate, cmp.Or(l.Per, time.Second)))
@@ -105,23 +115,42 @@ func (l Limit) String() string {
 	return strings.Join(all, ", ")
 }
 
+// paced says that jobs start in slots.
+func (l Limit) paced() bool { return l.Max > 0 || l.Rate > 0 }
+
+// pace says how slots are given: n of them in a time, and so many at once. With Max a window that is longer by as
+// much as a start may be late has no more than Max slots, so one of Per has no more starts.
+func (l Limit) pace() (n int, per time.Duration, burst int) {
+	if l.Max > 0 {
+		return l.Max, l.Per + slotLate, 1
+	}
+	return l.Rate, l.Per, l.Burst
+}
+
 func (l *Limit) check() error {
 	switch {
+	case l.Max != 0 && (l.Rate != 0 || l.Burst != 0):
+		return invalid("Limit.Max", "is %d, and Rate or Burst is set; set Max, or Rate and Burst", l.Max)
+	case l.Max < 0 || l.Max > 1_000_000:
+		return invalid("Limit.Max", "is %d; 0 to 1,000,000 is possible", l.Max)
 	case l.AtOnce < 0 || l.AtOnce > 1_000_000:
 		return invalid("Limit.AtOnce", "is %d; 0 to 1,000,000 is possible", l.AtOnce)
 	case l.Rate < 0 || l.Rate > 1_000_000:
 		return invalid("Limit.Rate", "is %d; 0 to 1,000,000 is possible", l.Rate)
-	case l.Rate == 0 && (l.Per != 0 || l.Burst != 0):
-		return invalid("Limit.Rate", "is 0 although Per or Burst is set; set Rate, or none of them")
-	case l.Rate == 0:
+	case !l.paced() && (l.Per != 0 || l.Burst != 0):
+		return invalid("Limit.Rate", "is 0 although Per or Burst is set; set Max, or Rate, or none of them")
+	case !l.paced():
 		return nil
 	}
 	l.Per = cmp.Or(l.Per, time.Second)
 	if l.Per < time.Millisecond || l.Per > 366*24*time.Hour {
 		return invalid("Limit.Per", "is %s; a millisecond to a year is possible", l.Per)
 	}
-	if float64(l.Rate)/l.Per.Seconds() > 1_000_000 {
-		return invalid("Limit.Rate", "is %d in %s; at most a million a second is possible", l.Rate, l.Per)
+	if n := l.Max + l.Rate; float64(n)/l.Per.Seconds() > 1_000_000 {
+		return invalid("Limit.Rate", "is %d in %s; at most a million a second is possible", n, l.Per)
+	}
+	if l.Max > 0 {
+		return nil
 	}
 	if l.Burst == 0 {
 		l.Burst = 1 + int(math.Ceil(float64(l.Rate)*float64(slotLate)/float64(l.Per)))
@@ -161,7 +190,8 @@ func limitLine(field, name string, families bool) (string, error) {
 // Limit is an *InvalidError.
 //
 // The jobs of a limit that nobody has set run one at a time; each worker logs that once. The zero Limit lets no
-// more in. Without a Rate any more, jobs that were let in start without it: those that miss their slots, at once.
+// more in. Without a Max or a Rate any more, jobs that were let in start without it, and those that miss their
+// slots at once.
 //
 // A job that was let in keeps its place until it has run, also if its kind or queue is paused or no worker has it, and others of
 // the limit wait for that: see PauseQueue.
@@ -192,7 +222,7 @@ func (q *Queue) RemoveLimit(ctx context.Context, db DB, name string) error {
 // setLimit calls a function of the schema, which removes the limit if $2 is null.
 const setLimit = `select 1 from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int) f`
 
-// setLine writes the limit of a line, or of a family of them, or removes it.
+// setLine writes the limit of a line, or of a family of them, or removes it. That of one with Max has no burst.
 func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) error {
 	if db == nil {
 		return noDB{}
@@ -200,8 +230,11 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) e
 	var n, rate, per, burst any
 	if limit != nil {
 		n = limit.AtOnce
+		if starts, time, _ := limit.pace(); starts > 0 {
+			n, rate, per = cmp.Or(limit.AtOnce, noCap), starts, time.Microseconds()
+		}
 		if limit.Rate > 0 {
-			n, rate, per, burst = cmp.Or(limit.AtOnce, noCap), limit.Rate, limit.Per.Microseconds(), limit.Burst
+			burst = limit.Burst
 		}
 	}
 	return q.send(ctx, db, forCaller, setLimit, []any{line, n, rate, per, burst}, row(nil))

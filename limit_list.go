@@ -20,8 +20,8 @@ type LimitInfo struct {
 	Waiting  int           `json:"waiting"`            // jobs that are due and wait for the limit; those that wait for their lane do not count
 	Delayed  int           `json:"delayed"`            // jobs that are not due yet; counting both stops at StatsCap
 	Oldest   time.Duration `json:"oldest,omitzero"`    // how long the oldest of Waiting has waited, by the database's clock
-	NextSlot time.Time     `json:"next_slot,omitzero"` // of a limit with a rate: when the next job can start
-	Missed   int           `json:"missed,omitzero"`    // of a limit with a rate: those of Live whose slots are past, and that nobody has claimed
+	NextSlot time.Time     `json:"next_slot,omitzero"` // of a limit with Max or a rate: when the next job can start
+	Missed   int           `json:"missed,omitzero"`    // of these: how many of Live missed their slots unclaimed
 }
 
 // String says in words what the limit's jobs wait for.
@@ -39,7 +39,7 @@ func (l LimitInfo) String() string {
 		return "no due job waits for " + name
 	case l.unclaimed():
 		return fmt.Sprintf("%s lets no more jobs in before some start of %d that have slots and that nobody has claimed", name, l.Missed)
-	case l.Limit.Rate > 0:
+	case l.Limit.paced():
 		return fmt.Sprintf("%s gives its next slot at %s", name, stamp(l.NextSlot))
 	}
 	return name + " has room: a worker lets its next job in within a poll"
@@ -47,8 +47,9 @@ func (l LimitInfo) String() string {
 
 // unclaimed says that so many jobs have missed their slots that no more are let in: as many as promoters let in ahead of time (rates).
 func (l LimitInfo) unclaimed() bool {
-	return l.Limit.Rate > 0 && l.Missed > 0 &&
-		l.Missed >= max(l.Limit.Burst, int(math.Ceil(float64(l.Limit.Rate)*float64(time.Second/2)/float64(l.Limit.Per))))
+	n, per, burst := l.Limit.pace()
+	ahead := int(math.Ceil(float64(n) * float64(time.Second/2) / float64(per)))
+	return n > 0 && l.Missed > 0 && l.Missed >= max(burst, ahead)
 }
 
 // readLimit reads what holds for line x.lane, and how it is doing.
@@ -58,14 +59,16 @@ var readLimit = `
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, ` + sqlSlotLate + ` / s.gap)) * s.gap) * interval '1 microsecond',
+         + (1::float8 - s.most + least(s.most - 1::float8, ` + sqlSlotLate + ` / s.gap)) * s.gap)
+         * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
                  where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - ` + sqlSlotLate + ` * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap`) + ` s on true
+  left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst,
+       s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most`) + ` s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
  cross join lateral ` + waitingIn("x.lane", "$3::int") + ` w`
 
@@ -79,19 +82,29 @@ func (l *LimitInfo) scan(rows pgx.Rows, more ...any) error {
 		return err
 	}
 	l.Name, l.Oldest = l.Name[1:], time.Duration(oldest)*time.Microsecond
-	switch {
-	case n == nil:
-		l.Limit.AtOnce = 1
-	case rate != nil:
-		l.Limit = Limit{Rate: *rate, Per: time.Duration(*per) * time.Microsecond, Burst: *burst}
+	if l.Limit.AtOnce = 1; n != nil {
+		l.Limit = limitOfRow(*n, rate, per, burst)
+	}
+	if l.Limit.paced() {
 		l.NextSlot = orZero(next)
-		if *n < noCap {
-			l.Limit.AtOnce = *n
-		}
-	default:
-		l.Limit.AtOnce = *n
 	}
 	return nil
+}
+
+// limitOfRow is the limit that setLine has written.
+func limitOfRow(n int, rate *int, per *int64, burst *int) (l Limit) {
+	if n < noCap {
+		l.AtOnce = n
+	}
+	if rate == nil {
+		return l
+	}
+	if l.Per = time.Duration(*per) * time.Microsecond; burst == nil {
+		l.Max, l.Per = *rate, l.Per-slotLate
+	} else {
+		l.Rate, l.Burst = *rate, *burst
+	}
+	return l
 }
 
 // LimitFilter chooses limits.
@@ -208,8 +221,9 @@ func (x *explaining) limit(ctx context.Context) error {
 			j.Limit, l.Limit, l.Missed, l.LiveIDs)
 		r.Advice = "the explanation of one of them says why it does not start"
 		x.pausedAhead(&r, &p)
-	case l.Limit.Rate > 0:
-		gap := time.Duration(float64(l.Limit.Per) / float64(l.Limit.Rate))
+	case l.Limit.paced():
+		n, per, _ := l.Limit.pace()
+		gap := time.Duration(float64(per) / float64(n))
 		r.Until = l.NextSlot.Add(time.Duration(r.Before) * gap)
 		when := "at about"
 		if r.Before >= StatsCap {

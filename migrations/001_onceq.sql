@@ -195,7 +195,7 @@ create table {{.schema}}.lane_limits (
   lowered boolean not null,              -- more jobs may be live than n: completions admit no successor
   rate    bigint,                        -- so many jobs start in per; null: any number
   per     bigint,                        -- microseconds
-  burst   integer
+  burst   integer                        -- null: of a limit with Max, whose per is longer by 100 ms; it is 1
 ) with (vacuum_truncate = off);
 create index lane_limits_lowered on {{.schema}}.lane_limits (lane) where lowered;
 
@@ -1743,7 +1743,7 @@ declare
   was  float8; -- the gap of the time when the slots were given
   owed float8;
 begin
-  select s.per::float8 / s.rate::float8, s.burst::float8 into gap, burst
+  select s.per::float8 / s.rate::float8, coalesce(s.burst, 1)::float8 into gap, burst
     from {{.schema}}.lane_limits s
    where s.lane = any (array[line, left(line, strpos(substr(line, 2), '/') + 1)]) and s.n is not null
    order by s.lane desc limit 1;

@@ -135,7 +135,7 @@ func (g *gauges) observe(o metric.Observer, w *watch) {
 				o.ObserveInt64(g.limited, int64(n), metric.WithAttributes(limit, stateKey.String(state)))
 			}
 		}
-		if l.Limit.Rate == 0 || l.Limit.AtOnce > 0 { // a rate alone bounds no number
+		if l.Limit.AtOnce > 0 || l.Limit.Rate == 0 && l.Limit.Max == 0 { // a rate alone bounds no number
 			o.ObserveInt64(g.room, int64(l.Limit.AtOnce), metric.WithAttributes(limit))
 		}
 		if l.Oldest > 0 {

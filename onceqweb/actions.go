@@ -328,7 +328,7 @@ func (h *Handler) confirmLimit(ctx context.Context, values url.Values, d *confir
 	if limit == (onceq.Limit{}) {
 		d.Warning = "None of its jobs starts until somebody sets another limit. Those that are live run on."
 	}
-	fields := []string{"name", "at-once", "rate", "per", "burst"}
+	fields := []string{"name", "at-once", "max", "rate", "per", "burst"}
 	if d.Do == "remove-limit" {
 		d.Words, d.Button, d.Warning = fmt.Sprintf("Remove limit %q: its family's limit holds then, or one of its jobs runs at a time.", name), "Remove it", ""
 		fields = fields[:1]
@@ -358,7 +358,7 @@ func readShared(values url.Values) (name string, l onceq.Limit, err error) {
 	if values.Get("do") == "remove-limit" {
 		return name, l, nil
 	}
-	for field, to := range map[string]*int{"at-once": &l.AtOnce, "rate": &l.Rate, "burst": &l.Burst} {
+	for field, to := range map[string]*int{"at-once": &l.AtOnce, "max": &l.Max, "rate": &l.Rate, "burst": &l.Burst} {
 		n, err := number(values, field)
 		if err != nil {
 			return "", l, err
@@ -370,7 +370,7 @@ func readShared(values url.Values) (name string, l onceq.Limit, err error) {
 			return "", l, bad("per is not a time such as 1s, 5m or 24h")
 		}
 	}
-	if strings.TrimSpace(values.Get("at-once")+values.Get("rate")) == "" {
+	if strings.TrimSpace(values.Get("at-once")+values.Get("max")+values.Get("rate")) == "" {
 		return "", l, bad("say how many at once, or how many in a time; 0 at once lets none start")
 	}
 	return name, l, nil

@@ -514,13 +514,15 @@ func TestLimits(t *testing.T) {
 	done := s.act(confirmed("do", "limit", "name", name, "at-once", "20", "rate", "10", "per", "1m")...)
 	require.Contains(t, done, "it is 20 at once, 10 in 1m0s, in bursts of 2; it was 1 at once")
 	require.Contains(t, done, "10 in 1m0s, in bursts of 2</td>")
+	require.Contains(t, s.act(confirmed("do", "limit", "name", name, "max", "10")...), "it is at most 10 in any 1s; it was 20 at once, 10 in 1m0s")
+	require.Contains(t, s.get("lanes", http.StatusOK), "at most 10 in any 1s</td>")
 	s.act(confirmed("do", "limit", "name", "family/", "at-once", "0")...)
 	require.Contains(t, s.get("lanes?limit=family/a", http.StatusOK), "it lets no job start")
 	require.Contains(t, s.get("confirm?do=limit&name=family/a&at-once=0", http.StatusOK), "None of its jobs starts")
 	require.Contains(t, s.get("confirm?do=remove-limit&name=family/a", http.StatusOK), "There is none")
-	require.Contains(t, s.act(confirmed("do", "remove-limit", "name", name)...), "it is 1 at once; it was 20 at once, 10 in 1m0s, in bursts of 2")
+	require.Contains(t, s.act(confirmed("do", "remove-limit", "name", name)...), "it is 1 at once; it was at most 10 in any 1s")
 	for _, wrong := range [][]string{{"at-once", "1"}, {"name", "a"}, {"name", "a", "at-once", "x"}, {"name", "a", "rate", "-1"}, {"name", "a", "rate", "1", "per", "soon"},
-		{"name", "/a", "at-once", "1"}, {"name", "a", "at-once", "99999999999"}, {"name", "a", "at-once", "1", "per", "1s"}} {
+		{"name", "/a", "at-once", "1"}, {"name", "a", "max", "1", "burst", "1"}, {"name", "a", "at-once", "99999999999"}, {"name", "a", "at-once", "1", "per", "1s"}} {
 		answer, _ := s.post(form(append(wrong, "do", "limit", "why", "because")...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusConflict}, answer.StatusCode, wrong)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -20,8 +21,8 @@ func (a *app) limitListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List limits that are set or that jobs wait for, and what holds each",
 		Long: `list prints the limits that somebody has set and those that jobs wait for, by name. LIVE jobs are to be claimed or running. WAITING jobs are due
-and wait for the limit; OLDEST says for how long the first of these has waited. DELAYED ones are not due yet. NEXT SLOT is of a limit with a rate:
-when the next job can start. A limit that is "not set itself" is its family's, or one at a time: its name may be misspelt.`,
+and wait for the limit; OLDEST says for how long the first of these has waited. DELAYED ones are not due yet. NEXT SLOT is of a limit with --max or a
+rate: when the next job can start. A limit that is "not set itself" is its family's, or one at a time: its name may be misspelt.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return listed(a, cmd, page[onceq.LimitInfo]{
@@ -57,20 +58,22 @@ func (a *app) limitSetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set LIMIT",
 		Short: "Set how many jobs of a limit may be live at once, and how many may start in a time",
-		Long: `set replaces a limit, in all processes. With --at-once 0 and no --rate no more jobs start; those that are live run on. A name that ends in a slash is for
-each limit whose name begins with it and that was not set itself. In any time at most the burst and what the rate allows start: for a contract of ten in any
-second, --rate 8 --burst 2.`,
-		Example: `  onceq limits set provider --at-once 20 --rate 8 --burst 2
+		Long: `set replaces a limit, in all processes. With --at-once 0 and neither --max nor --rate no more jobs start; those that are live run on. A name that ends in a
+slash is for each limit whose name begins with it and that was not set itself. For a contract of never more than ten in any second say --max 10: jobs are
+spaced evenly. With --rate several start at once: in any time at most the burst and what the rate allows, so --rate 8 --burst 2 keeps the same contract.`,
+		Example: `  onceq limits set provider --max 10 --per 1s
+  onceq limits set provider --at-once 20 --rate 8 --burst 2
   onceq limits set provider --at-once 0 --why "they are down"`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !cmd.Flags().Changed("at-once") && !cmd.Flags().Changed("rate") {
-				return usagef("set it to what? Say --at-once, --rate or both; --at-once 0 lets no more jobs start. onceq limits list shows what is set")
+			if !slices.ContainsFunc([]string{"at-once", "max", "rate"}, cmd.Flags().Changed) {
+				return usagef("set it to what? Say --at-once, --max or --rate, or --at-once and one of the others; --at-once 0 lets no more jobs start. onceq limits list shows what is set")
 			}
 			return a.setShared(cmd, args[0], &limit, why)
 		},
 	}
 	cmd.Flags().IntVar(&limit.AtOnce, "at-once", 0, "how many jobs may be live at once")
+	cmd.Flags().IntVar(&limit.Max, "max", 0, "how many may start in any --per, wherever it begins; spaced evenly")
 	cmd.Flags().IntVar(&limit.Rate, "rate", 0, "how many may start in --per")
 	cmd.Flags().DurationVar(&limit.Per, "per", 0, "a second, unless this says otherwise")
 	cmd.Flags().IntVar(&limit.Burst, "burst", 0, "how many may start at once after a pause, besides what the rate allows; default what the rate allows in 100 ms, and one")

@@ -43,6 +43,10 @@ func TestLimits(t *testing.T) {
 	require.Equal(t, lines, fine(t, db.URL, "actions"))
 	require.Equal(t, "The limit is 1 at once now; it was 3 at once.\n", fine(t, db.URL, "limits", "remove", "smtp/"))
 	require.NotEqual(t, lines, fine(t, db.URL, "actions"))
+	require.Contains(t, fine(t, db.URL, "limits", "set", "any", "--max", "10", "--per", "1m"),
+		"The limit is at most 10 in any 1m0s now; it was 1 at once.")
+	require.Contains(t, fine(t, db.URL, "limits", "list"), "at most 10 in any 1m0s")
+	require.Contains(t, do(t, db.URL, "limits", "set", "any", "--max", "10", "--rate", "8").err, "set Max, or Rate and Burst")
 }
 
 // A job that waits says for what: for its lane, its limit, or other jobs.

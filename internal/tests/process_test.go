@@ -100,6 +100,11 @@ func TestWorkerProcess(t *testing.T) {
 	handlers := append(ledgerHandlers(pool), poisonHandlers(pool, func(fn func(pgx.Tx) error) error {
 		return pgx.BeginFunc(context.Background(), pool, fn)
 	}, func() { os.Exit(1) })...)
+	handlers = append(handlers, stamping.Handle(func(_ context.Context, _ *onceq.Lease, _ charge) error {
+		at := time.Now().UnixMicro()
+		_, err := pool.Exec(context.Background(), `insert into stamps values ($1)`, at)
+		return err
+	}))
 	lease, err := time.ParseDuration(os.Getenv(processLease))
 	require.NoError(t, err)
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: lease}, handlers...)

@@ -78,6 +78,44 @@ func TestLimit_Rate(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// stamping is a kind of which every process notes when it starts a job.
+var stamping = onceq.Kind[charge]{Name: "stamp", MaxLost: 100, Limit: func(charge) string { return "provider" }}
+
+// With Max no window of time that is as long as Per has more starts, wherever it begins, over several processes that are
+// killed now and then. Lost leases come back in slots, too.
+func TestLimit_MaxInAnyWindow(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	limit := onceq.Limit{Max: 50, Per: time.Second}
+	setLimit(t, db, "provider", limit)
+	require.Equal(t, "at most 50 in any 1s", limit.String())
+	sqlRun(t, db, `create table stamps (at bigint)`)
+	var workers [3]*process
+	for i := range workers {
+		workers[i] = startProcess(t, db, time.Second)
+	}
+	const jobs = 200
+	var all []onceq.Job
+	for n := range jobs {
+		all = append(all, stamping.Job(charge{n, n}))
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, all)
+	require.NoError(t, err)
+	for kill := 1; kill <= 3; kill++ {
+		until(t, db, `(select count(*) from stamps) >= $1::int`, kill*jobs/5)
+		workers[kill%3].kill()
+		workers[kill%3] = startProcess(t, db, time.Second)
+	}
+	until(t, db, noJobs)
+	at := sqlOne[[]int64](t, db, `select array_agg(at order by at) from stamps`)
+	require.GreaterOrEqual(t, len(at), jobs)
+	for i := range at[limit.Max:] {
+		apart := time.Duration(at[i+limit.Max]-at[i]) * time.Microsecond
+		require.GreaterOrEqual(t, apart, limit.Per, "starts %d to %d of %d", i, i+limit.Max, len(at))
+	}
+	t.Logf("%d starts in %s", len(at), time.Duration(at[len(at)-1]-at[0])*time.Microsecond)
+}
+
 // A rate of a family is one for each of its limits.
 func TestLimit_RateOfAFamily(t *testing.T) {
 	t.Parallel()
@@ -493,6 +531,8 @@ func TestLimit_BurstOfASlowRate(t *testing.T) {
 		"the default, together":    {onceq.Limit{Rate: 1, Per: time.Hour}, 2, true},
 		"five, one by one":         {onceq.Limit{Rate: 1, Per: time.Hour, Burst: 5}, 5, false},
 		"never two, one by one":    {onceq.Limit{Rate: 1, Per: time.Hour, Burst: 1}, 1, false},
+		"with Max, one by one":     {onceq.Limit{Max: 1, Per: time.Hour}, 1, false},
+		"with Max, together":       {onceq.Limit{Max: 1, Per: time.Hour}, 1, true},
 		"never two, if they could": {onceq.Limit{Rate: 1, Per: time.Hour, Burst: 1}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -521,9 +561,11 @@ func TestLimit_BurstOfASlowRate(t *testing.T) {
 			next, err := db.Queue.Limit(t.Context(), db.Pool, "provider")
 			require.NoError(t, err)
 			late := 100 * time.Millisecond
-			if c.burst == 1 {
+			if c.burst == 1 && c.limit.Max == 0 {
 				late = 0
 			}
+			require.Equal(t, c.limit.Max, next.Limit.Max)
+			require.Equal(t, time.Hour, next.Limit.Per)
 			require.WithinDuration(t, first.Add(time.Hour+late), next.NextSlot, time.Millisecond)
 		})
 	}

@@ -27,7 +27,7 @@ func main() {
 
 	const atOnce, jobs = 2, 12
 	// A service sets a limit once, with its migrations: an operator may change it later.
-	example.Check(q.SetLimit(ctx, pool, "provider", onceq.Limit{AtOnce: atOnce, Rate: 44, Burst: 6}))
+	example.Check(q.SetLimit(ctx, pool, "provider", onceq.Limit{AtOnce: atOnce, Max: 50}))
 	for n := range jobs {
 		_, err := q.Enqueue(ctx, pool, lookup.Job(question{Customer: n % 4, N: n}))
 		example.Check(err)

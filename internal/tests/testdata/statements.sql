@@ -902,14 +902,14 @@ with recursive line (lane, k) as (
   select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
     from line l where l.lane is not null and l.k < 500
 )
-select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, coalesce(c.took, 0)
+select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
   from line l
  cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
- cross join lateral (select s.lane, s.n, s.rate, s.per
+ cross join lateral (select s.lane, s.n, s.rate, s.per, s.burst
                  from onceq.lane_limits s
                 where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
@@ -1700,14 +1700,16 @@ l as (select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
+         + (1::float8 - s.most + least(s.most - 1::float8, 100000::float8 / s.gap)) * s.gap)
+         * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
                  where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst,
+       s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most
                  from onceq.lane_limits s
                 where s.lane = any (array[x.lane, pg_catalog.left(x.lane, pg_catalog.strpos(pg_catalog.substr(x.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
@@ -1781,14 +1783,16 @@ select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.burst::float8 + least(s.burst::float8 - 1::float8, 100000::float8 / s.gap)) * s.gap) * interval '1 microsecond',
+         + (1::float8 - s.most + least(s.most - 1::float8, 100000::float8 / s.gap)) * s.gap)
+         * interval '1 microsecond',
        (select count(*)
           from (select from onceq.lane_places p
                  cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
                  where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
                  limit $3::int) u)
   from x
-  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate::float8 as gap
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst,
+       s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most
                  from onceq.lane_limits s
                 where s.lane = any (array[x.lane, pg_catalog.left(x.lane, pg_catalog.strpos(pg_catalog.substr(x.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
