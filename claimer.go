@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -37,6 +38,8 @@ type claimer struct {
 	pauses *paused  // what is obeyed; nil: nothing is known
 
 	holdsBack bool // something of this worker is paused
+
+	next atomic.Pointer[time.Time] // when the loop goes on at the latest, for Alive
 
 	feeds  []*feed // in the order of their queues' names
 	byName map[string]*feed
@@ -126,6 +129,8 @@ func (c *claimer) loop(ctx context.Context) {
 		c.hear(now)
 		wait := min(c.becomeDue(now), c.giveBackAhead(now))
 		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
+		next := now.Add(wait)
+		c.next.Store(&next)
 		timer := time.NewTimer(wait)
 		select {
 		case answer := <-c.answers:

@@ -97,7 +97,7 @@ func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, err
 }
 
 func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
-	x := examination{q: q, limits: limits, stats: stats, found: q.troubles.findings(), live: make(map[string]int64)}
+	x := examination{q: q, limits: limits, stats: stats, found: q.troubles.findings(func(troubleKey) bool { return true }), live: make(map[string]int64)}
 	err := x.locks(ctx, lockOld)
 	if err != nil {
 		return x.found, err
@@ -539,13 +539,18 @@ func (s *troubles) drop(which func(troubleKey) bool) {
 	}
 }
 
-// findings returns them for Health, those that have lasted longest first.
-func (s *troubles) findings() []Finding {
+// findings returns them, those that have lasted longest first.
+func (s *troubles) findings(which func(troubleKey) bool) []Finding {
+	if s.open.Load() == 0 {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var keys []troubleKey
 	for k := range s.all {
-		keys = append(keys, k)
+		if which(k) {
+			keys = append(keys, k)
+		}
 	}
 	slices.SortFunc(keys, func(a, b troubleKey) int {
 		return cmp.Or(s.all[a].since.Compare(s.all[b].since), cmp.Compare(a.work.name, b.work.name), cmp.Compare(a.queue, b.queue))

@@ -374,8 +374,7 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 		tx, err := db.Pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tx.Rollback(t.Context())) }()
-		answers, err := tx.Query(t.Context(), onceq.LeaseStatements[name], args...)
-		require.NoError(t, err, name)
+		answers, _ := tx.Query(t.Context(), onceq.LeaseStatements[name], args...) // its error is that of the rows
 		for answers.Next() {
 			for i, column := range answers.FieldDescriptions() {
 				if column.Name != "waited" { // that is a time

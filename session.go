@@ -534,7 +534,7 @@ func (s *session) use(ctx context.Context, patience time.Duration, fn func(conte
 		unbroken, cancel = context.WithDeadline(unbroken, until)
 		defer cancel()
 	}
-	return true, fn(unbroken, conn)
+	return true, silenced(conn, fn(unbroken, conn))
 }
 
 // interrupt ends the wait for notifications. The connection is as good as before, because a time-out of the wait loses
@@ -658,7 +658,7 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 		return q.told(err)
 	}
 	defer conn.Release()
-	return q.send(ctx, conn, by, statement, args, read)
+	return silenced(conn.Conn(), q.send(ctx, conn, by, statement, args, read))
 }
 
 // free acquires the spare connection or one of those for outcomes, whichever is free first. It waits for one of them for

@@ -105,11 +105,7 @@ func (s *wires) of(cfg *pgxpool.Config) {
 		return w, nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		under := conn.PgConn().Conn()
-		if t, ok := under.(*tls.Conn); ok {
-			under = t.NetConn()
-		}
-		if w, ok := under.(*wire); ok {
+		if w := wireOf(conn); w != nil {
 			w.pid.Store(pidOf(conn))
 		}
 		if also != nil {
@@ -117,6 +113,24 @@ func (s *wires) of(cfg *pgxpool.Config) {
 		}
 		return nil
 	}
+}
+
+// wireOf is the network's side of an own connection, nil of others.
+func wireOf(conn *pgx.Conn) *wire {
+	under := conn.PgConn().Conn()
+	if t, ok := under.(*tls.Conn); ok {
+		under = t.NetConn()
+	}
+	w, _ := under.(*wire)
+	return w
+}
+
+// silenced is the error of a statement over conn. In the simple protocol pgx loses the connection's own error, and says "conn closed".
+func silenced(conn *pgx.Conn, err error) error {
+	if w := wireOf(conn); err != nil && w != nil && w.silent.Load() && !errors.Is(err, errSilent) {
+		return errSilent
+	}
+	return err
 }
 
 // pidOf is the number of the server's process for a connection, as Postgres shows it.

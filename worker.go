@@ -120,7 +120,8 @@ type Worker struct {
 	mayHold   int             // how many connections of the pool handlers' transactions may hold
 	pipelines bool            // see lazytx.Pipelines
 
-	running atomic.Bool // Run or Drain is running; a second one is refused
+	running atomic.Bool         // Run or Drain is running; a second one is refused
+	now     atomic.Pointer[run] // what Run or Drain does, for Ready and Alive
 }
 
 // NewWorker checks the configuration and the handlers; there may be one handler for each kind. Jobs of other kinds are left
@@ -302,7 +303,10 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	case err != nil:
 		return err
 	}
-	failed, left := newRun(ctx, w, own).work(ctx, limit)
+	r := newRun(ctx, w, own)
+	w.now.Store(r)
+	failed, left := r.work(ctx, limit)
+	w.now.Store(nil)
 	own.disconnect(left == nil)
 	return errors.Join(failed, left)
 }

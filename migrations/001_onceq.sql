@@ -51,7 +51,7 @@
 --                that were kept long enough.
 --   actions      One row for each thing that a person did to jobs through onceqweb or a tool that calls RecordAction. It is
 --                never changed or deleted.
---   v_jobs, v_queues, v_effects, v_keys, v_workers, v_pauses, v_schedules, v_actions, v_counts   Views for people; at the end.
+--   v_jobs, v_queues, v_backlog, v_effects, v_keys, v_workers, v_pauses, v_schedules, v_actions, v_counts   Views for people; at the end.
 --   waiters      One row for each worker that has ever been idle. Workers write it when they begin and cease to wait, and
 --                delete it when they end, or where enough others wait. Enqueue reads it to choose whom to wake. The Reaper deletes
 --                the rows of a killed worker.
@@ -2563,6 +2563,19 @@ select v.queue,
   from {{.schema}}.v_jobs v
  group by v.queue;
 
+-- What an autoscaler asks: for each queue with unfinished jobs, how many a worker could start now (due, and neither their queue nor their kind is
+-- paused), how many have a lease, and how many are due but wait for a lane, a limit or others. It reads all live jobs.
+create view {{.schema}}.v_backlog as
+select j.queue,
+       count(*) filter (where not j.blocked and j.run_at <= statement_timestamp() and (j.leased_until is null or j.leased_until <= statement_timestamp())
+                          and not exists (select from {{.schema}}.pauses p where p.what = 'queue' and p.name = j.queue or p.what = 'kind' and p.name = j.kind)) as due,
+       count(*) filter (where j.leased_until > statement_timestamp()) as running,
+       count(*) filter (where j.blocked and j.run_at <= statement_timestamp()) as blocked
+  from (select queue, kind, run_at, leased_until, false as blocked from {{.schema}}.jobs
+        union all
+        select queue, kind, run_at, null, true from {{.schema}}.job_waits) j
+ group by j.queue;
+
 -- The jobs that others wait for, with what is known of how they ended; a job that was discarded counts as cancelled. A group's id
 -- is that of the job that waits.
 create view {{.schema}}.v_members as
@@ -3123,6 +3136,7 @@ drop view {{.schema}}.v_keys;
 drop view {{.schema}}.v_effects;
 drop view {{.schema}}.v_groups;
 drop view {{.schema}}.v_members;
+drop view {{.schema}}.v_backlog;
 drop view {{.schema}}.v_queues;
 drop view {{.schema}}.v_jobs;
 drop function {{.schema}}.follow(text[], bigint, bigint);

@@ -1,22 +1,20 @@
-// Service is the main function of a worker in production. It checks the tables, serves until it is told to stop, prunes,
+// Service is the main function of a worker in production. It serves until it is told to stop, prunes, answers probes,
 // and tells an operator about problems.
 package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
-	"os/signal"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqhttp"
 )
 
 type receipt struct {
@@ -26,11 +24,7 @@ type receipt struct {
 var mail = onceq.Kind[receipt]{Name: "receipt", Key: func(r receipt) string { return fmt.Sprint("receipt:", r.Order) }}
 
 func main() {
-	// SIGTERM is what a deploy sends. A second one ends the process at once.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	defer stop()
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx); err != nil {
+	if err := run(context.Background()); err != nil {
 		slog.Error("the service ends", "error", err)
 		os.Exit(1)
 	}
@@ -42,7 +36,6 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-
 	// Events are logged anyway. The hook is for those that a person should see.
 	q, err := onceq.New(pool, &onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
 		switch e.Type {
@@ -53,10 +46,6 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Check that the tables exist and fit this code. The application's migrations run before.
-	if err := q.Check(ctx); err != nil {
-		return err
-	}
 	worker, err := onceq.NewWorker(q, onceq.WorkerConfig{}, mail.HandleTx(send))
 	if err != nil {
 		return err
@@ -65,21 +54,8 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-
-	// If the worker or the Reaper ends by itself, the other one ends too, and the process exits with an error.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var running sync.WaitGroup
-	var ended [3]error
-	for i, part := range []func(context.Context) error{worker.Run, reaper.Run, func(ctx context.Context) error { return watch(ctx, q) }} {
-		running.Go(func() {
-			defer cancel()
-			ended[i] = part(ctx)
-		})
-	}
-	slog.Info("ready")
-	running.Wait() // Run returns when its handlers have ended or have given their jobs back
-	return errors.Join(ended[:]...)
+	probes := &http.Server{Addr: os.Getenv("PROBES"), Handler: onceqhttp.Probes(worker), ReadHeaderTimeout: 5 * time.Second}
+	return onceq.Serve(ctx, worker, reaper, watch{q}, onceqhttp.Part(probes, 0))
 }
 
 func send(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, r receipt) error {
@@ -88,7 +64,9 @@ func send(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, r receipt) error {
 }
 
 // watch reports what slows the queue down before its users notice.
-func watch(ctx context.Context, q *onceq.Queue) error {
+type watch struct{ *onceq.Queue }
+
+func (w watch) Run(ctx context.Context) error {
 	minute := time.NewTicker(time.Minute)
 	defer minute.Stop()
 	for {
@@ -97,7 +75,7 @@ func watch(ctx context.Context, q *onceq.Queue) error {
 			return nil
 		case <-minute.C:
 		}
-		found, err := q.Health(ctx)
+		found, err := w.Health(ctx)
 		if err != nil && ctx.Err() == nil {
 			slog.Warn("health is not known", "error", err)
 		}

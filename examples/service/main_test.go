@@ -23,7 +23,7 @@ func TestService(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	with := func(url string) *exec.Cmd {
 		cmd := exec.Command(bin)
-		cmd.Env = append(os.Environ(), "DATABASE_URL="+url)
+		cmd.Env = append(os.Environ(), "DATABASE_URL="+url, "PROBES=localhost:0")
 		return cmd
 	}
 	out, err = with(queuetest.New(t, queuetest.NoMigrations()).URL).CombinedOutput()
@@ -41,8 +41,6 @@ func TestService(t *testing.T) {
 	require.NoError(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill() }()
 	lines := bufio.NewScanner(log)
-	for lines.Scan() && !strings.Contains(lines.Text(), "ready") {
-	}
 	for left := 1; left > 0; time.Sleep(10 * time.Millisecond) {
 		require.NoError(t, db.Pool.QueryRow(t.Context(), `select 1 - count(*) from receipts`).Scan(&left))
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"testing"
 	"time"
 
@@ -120,8 +122,8 @@ func TestViews_ForAReader(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	for _, sql := range []string{
 		`create role reader_of_views`, `grant usage on schema onceq to reader_of_views`,
-		`grant select on onceq.v_jobs, onceq.v_queues, onceq.v_effects, onceq.v_keys, onceq.v_workers, onceq.v_pauses, onceq.v_schedules, onceq.v_actions, onceq.v_counts, onceq.v_groups, onceq.v_members to reader_of_views`, `set local role reader_of_views`,
-		`select * from onceq.v_jobs`, `select * from onceq.v_queues`, `select * from onceq.v_effects`, `select * from onceq.v_keys`,
+		`grant select on onceq.v_jobs, onceq.v_queues, onceq.v_backlog, onceq.v_effects, onceq.v_keys, onceq.v_workers, onceq.v_pauses, onceq.v_schedules, onceq.v_actions, onceq.v_counts, onceq.v_groups, onceq.v_members to reader_of_views`, `set local role reader_of_views`,
+		`select * from onceq.v_jobs`, `select * from onceq.v_queues`, `select * from onceq.v_backlog`, `select * from onceq.v_effects`, `select * from onceq.v_keys`,
 		`select * from onceq.v_workers`, `select * from onceq.v_pauses`, `select * from onceq.v_schedules`, `select * from onceq.v_actions`, `select * from onceq.v_counts`,
 		`select * from onceq.v_groups`, `select * from onceq.v_members`,
 	} {
@@ -130,4 +132,47 @@ func TestViews_ForAReader(t *testing.T) {
 	}
 	_, err = tx.Exec(t.Context(), `select * from onceq.jobs`)
 	require.ErrorContains(t, err, "permission denied")
+}
+
+// The query of docs/run/production.md, as an autoscaler sends it, counts what a worker could start now and what runs.
+func TestViews_WhatAnAutoscalerAsks(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	page, err := os.ReadFile("../../docs/run/production.md")
+	require.NoError(t, err)
+	query := regexp.MustCompile(`(?m)^ +query: "(.*)"$`).FindStringSubmatch(string(page))
+	require.NotNil(t, query, "docs/run/production.md has no query")
+	backlog := func() (n int) {
+		t.Helper()
+		require.NoError(t, db.Pool.QueryRow(ctx, query[1]).Scan(&n)) // one row, and one number in it
+		return n
+	}
+	require.Zero(t, backlog(), "no job, and a row all the same")
+	job := onceq.Job{Kind: "send", Queue: "mail"}
+	later := job
+	later.RunAt = time.Now().Add(time.Hour)
+	elsewhere := onceq.Job{Kind: "send"}
+	laned := job
+	laned.Lane = "ada"
+	must[[]onceq.Result](t)(db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{job, job, job, later, elsewhere}))
+	for range 3 {
+		must[onceq.Result](t)(db.Queue.Enqueue(ctx, db.Pool, laned))
+	}
+	counts := func() (n [3]int) {
+		t.Helper()
+		require.NoError(t, db.Pool.QueryRow(ctx, `select due, running, blocked from onceq.v_backlog where queue = 'mail'`).Scan(&n[0], &n[1], &n[2]))
+		return n
+	}
+	require.Equal(t, [3]int{3, 0, 3}, counts())
+	require.Equal(t, 4, backlog(), "those of a lane need one process that lets them in")
+	require.NoError(t, db.Queue.PauseKind(ctx, db.Pool, "send", ""))
+	require.Equal(t, [3]int{0, 0, 3}, counts(), "what is paused needs no worker")
+	must[bool](t)(db.Queue.ResumeKind(ctx, db.Pool, "send"))
+	require.NoError(t, db.Queue.PauseQueue(ctx, db.Pool, "mail", ""))
+	require.Equal(t, [3]int{0, 0, 3}, counts())
+	must[bool](t)(db.Queue.ResumeQueue(ctx, db.Pool, "mail"))
+	leases := must[[]*onceq.Lease](t)(db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Limit: 10}))
+	require.Equal(t, [3]int{0, len(leases), 6 - len(leases)}, counts())
+	require.Equal(t, len(leases)+1, backlog(), "no process with running jobs is taken away")
 }
