@@ -97,7 +97,8 @@ func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, err
 }
 
 func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
-	x := examination{q: q, limits: limits, stats: stats, found: q.troubles.findings(func(troubleKey) bool { return true }), live: make(map[string]int64)}
+	failing := q.troubles.findings(func(troubleKey) bool { return true })
+	x := examination{q: q, limits: limits, stats: stats, found: failing, live: make(map[string]int64)}
 	err := x.locks(ctx, lockOld)
 	if err != nil {
 		return x.found, err

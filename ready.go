@@ -6,12 +6,10 @@ import (
 	"time"
 )
 
-// stillFor is how much later than it planned a worker's loop may go on before Alive says that it stands still.
-const stillFor = 30 * time.Second
-
-// Ready returns nil while the worker takes jobs: Run has found the database and tables that fit this code, is not shutting down, and what the
-// worker last asked of the database was answered. Otherwise the error says what is missing. It asks the database nothing, so it may be called
-// often; a database that is lost shows after some five seconds. onceqhttp.Probes answers readiness probes with it.
+// Ready returns nil while the worker takes jobs: Run has found the database and tables that fit this code,
+// is not shutting down, and what the worker last asked of the database was answered. Otherwise the error
+// says what is missing. Ready sends nothing, so it may be called often; a database that is lost shows after
+// some five seconds. onceqhttp.Probes answers readiness probes with it.
 func (w *Worker) Ready() error {
 	r := w.now.Load()
 	switch {
@@ -29,9 +27,10 @@ func (w *Worker) Ready() error {
 	return nil
 }
 
-// Alive returns nil unless a restart of the process would help: a handler has not returned for a lease since its context ended and holds its
-// slot, or the worker's loop stands still. A database that is lost is no such reason, nor is a worker that does not run.
-// onceqhttp.Probes answers liveness probes with it.
+// Alive returns nil unless a restart of the process would help: a handler has not returned for a lease
+// since its context ended, and holds its slot, or the worker's loop should have gone on 30 seconds ago. A
+// database that is lost is no such reason, nor is a worker that does not run. onceqhttp.Probes answers
+// liveness probes with it.
 func (w *Worker) Alive() error {
 	r := w.now.Load()
 	if r == nil {
@@ -40,7 +39,7 @@ func (w *Worker) Alive() error {
 	if stuck := r.tasks.stuck(); len(stuck) > 0 {
 		return fmt.Errorf("onceq: %s", WorkerInfo{Stuck: stuck}.Trouble())
 	}
-	if next := r.claimer.next.Load(); next != nil && time.Since(*next) > stillFor {
+	if next := r.claimer.next.Load(); next != nil && time.Since(*next) > 30*time.Second {
 		return fmt.Errorf("onceq: the worker's loop should have gone on at %s and stands still", stamp(*next))
 	}
 	return nil

@@ -9,15 +9,16 @@ import (
 	"syscall"
 )
 
-// Part is a part of a service that Serve runs: a *Worker, a *Reaper, what onceqhttp.Part makes of an http.Server, or one of the
-// application's own. Run returns nil when ctx has ended and the part has.
+// Part is a part of a service that Serve runs: a *Worker, a *Reaper, what onceqhttp.Part makes of an
+// http.Server, or one of the application's own. Run returns nil when ctx has ended and the part has.
 type Part interface {
 	Run(ctx context.Context) error
 }
 
-// Serve runs the parts of a service until the process gets SIGTERM or an interrupt, or ctx ends. Then it ends all of them, waits until they
-// have ended, and returns their errors. If a part ends by itself, with an error or without, Serve ends the others and returns an error.
-// A second signal ends the process at once.
+// Serve runs the parts of a service until the process gets SIGTERM or an interrupt, or ctx ends. Then it
+// ends all of them, waits until they have ended, and returns their errors. If a part ends by itself, with
+// an error or without, Serve ends the others and returns an error. A second signal ends the process at
+// once.
 func Serve(ctx context.Context, parts ...Part) error {
 	if len(parts) == 0 {
 		return invalid("Serve", "has no parts; give it a Worker and a Reaper")

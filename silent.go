@@ -13,14 +13,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A network may lose a connection without a word, as a NAT, a firewall or a fail-over does: what is sent vanishes, and no error comes.
-// From here that looks like a statement that takes long. So when one of the own connections has had no answer for silentAfter, a new
-// connection asks the server what it does for it. If it works, or waits for a lock, that is left alone, however long it takes. If it
-// waits for this process, or has no such session, one of them will never hear from the other. Then the connection is closed, so that
-// its statement fails, and so is every other one that nobody uses, because the network may have lost all of them.
+// A network may lose a connection without a word, as a NAT, a firewall or a fail-over does: what is sent
+// vanishes, and no error comes. From here that looks like a statement that takes long. So when one of the
+// own connections has had no answer for silentAfter, a new connection asks the server what it does for it.
+// If it works, or waits for a lock, that is left alone, however long it takes. If it waits for this
+// process, or has no such session, one of them will never hear from the other. Then the connection is
+// closed, so that its statement fails, and so is every other one that nobody uses, because the network may
+// have lost all of them.
 //
-// Where the new connection fails too, nothing is known, and the limit of each statement counts. So it does behind a pooler, whose
-// clients do not know their server's session.
+// Where the new connection fails too, nothing is known, and the limit of each statement counts. So it does
+// behind a pooler, whose clients do not know their server's session.
 const (
 	silentAfter = 2 * time.Second
 	silentCheck = silentAfter / 4
@@ -51,7 +53,8 @@ func (w *wire) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write writes in pieces, so that a long message that makes progress does not look like a silent connection.
+// Write writes in pieces, so that a long message that makes progress does not look like a silent
+// connection.
 func (w *wire) Write(b []byte) (sum int, err error) {
 	const piece = 1 << 18
 	for err == nil && sum < len(b) {
@@ -70,8 +73,8 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// due reports whether the server is to be asked about a connection: for the first time after a while, and then each time when it has
-// waited for twice as long.
+// due reports whether the server is to be asked about a connection: for the first time after a while, and
+// then each time when it has waited for twice as long.
 func (w *wire) due(now time.Time, after time.Duration) bool {
 	asked := w.asked.Load()
 	if asked == 0 {
@@ -125,7 +128,8 @@ func wireOf(conn *pgx.Conn) *wire {
 	return w
 }
 
-// silenced is the error of a statement over conn. In the simple protocol pgx loses the connection's own error, and says "conn closed".
+// silenced is the error of a statement over conn. In the simple protocol pgx loses the connection's own
+// error, and says "conn closed".
 func silenced(conn *pgx.Conn, err error) error {
 	if w := wireOf(conn); err != nil && w != nil && w.silent.Load() && !errors.Is(err, errSilent) {
 		return errSilent
@@ -136,8 +140,8 @@ func silenced(conn *pgx.Conn, err error) error {
 // pidOf is the number of the server's process for a connection, as Postgres shows it.
 func pidOf(conn *pgx.Conn) int32 { return int32(conn.PgConn().PID()) } // #nosec G115 -- a pooler's numbers may be any bits
 
-// waiting returns when something was sent over each connection that has had no answer since, and whether the server is to be asked
-// about one of them.
+// waiting returns when something was sent over each connection that has had no answer since, and whether
+// the server is to be asked about one of them.
 func (s *wires) waiting(after time.Duration) (all map[*wire]int64, due bool) {
 	now := time.Now()
 	s.mu.Lock()

@@ -10,9 +10,10 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Probes answers the probes of an orchestrator for the workers of this process: GET /readyz with Worker.Ready, GET /livez with Worker.Alive.
-// The answer is 200 and "ok", or 503 and what is wrong with the first worker that has something, in words, as plain text. The words may
-// name queues, kinds and the database's errors, so keep the port inside the cluster.
+// Probes answers the probes of an orchestrator for the workers of this process: GET /readyz with
+// Worker.Ready, GET /livez with Worker.Alive. The answer is 200 and "ok", or 503 and what is wrong with the
+// first worker that has something, in words, as plain text. The words may name queues, kinds and the
+// database's errors, so keep the port inside the cluster.
 func Probes(workers ...*onceq.Worker) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /readyz", probe(workers, (*onceq.Worker).Ready))
@@ -34,9 +35,10 @@ func probe(workers []*onceq.Worker, ask func(*onceq.Worker) error) http.Handler 
 	})
 }
 
-// Part makes an http.Server a part of onceq.Serve. When the service ends, the server takes no further connections and lets requests that are
-// under way finish for up to patience; 0 stands for 20 seconds. A server whose address is taken ends the service with an error. With a TLSConfig, which
-// has the certificates, the server serves TLS.
+// Part makes an http.Server a part of onceq.Serve. When the service ends, the server takes no further
+// connections and lets requests that are under way finish for up to patience; 0 stands for 20 seconds. A
+// server whose address is taken ends the service with an error. With a TLSConfig, which has the
+// certificates, the server serves TLS.
 func Part(server *http.Server, patience time.Duration) onceq.Part {
 	if patience == 0 {
 		patience = 20 * time.Second
