@@ -2666,6 +2666,7 @@ select minute, queue, kind, started, completed, failed, dead, took::numeric / 10
 create function {{.schema}}.canonical(value jsonb, fields text[], depth integer) returns text
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $canonical$
 declare
+  plain  constant text := E'^([tfn].*|"[^\\\\]*"|-?[0-9]*[1-9]|0)$'; -- what is canonical as jsonb writes it
   digits text;
   power  integer;
 begin
@@ -2675,10 +2676,13 @@ begin
   case jsonb_typeof(value)
   when 'object' then
     return '{' || coalesce((select string_agg(m.name || ':' || m.text, ',' order by m.name collate "C")
-                              from (select {{.schema}}.canonical_text(e.key) as name, {{.schema}}.canonical(e.value, null, depth + 1) as text
+                              from (select case when strpos(to_json(e.key)::text, chr(92)) = 0 then to_json(e.key)::text else {{.schema}}.canonical_text(e.key) end as name,
+                                           case when jsonb_typeof(e.value) not in ('object', 'array') and e.value::text ~ plain then e.value::text
+                                                else {{.schema}}.canonical(e.value, null, depth + 1) end as text
                                       from jsonb_each(value) e where fields is null or e.key = any (fields)) m), '') || '}';
   when 'array' then
-    return '[' || coalesce((select string_agg({{.schema}}.canonical(e.value, null, depth + 1), ',' order by e.n)
+    return '[' || coalesce((select string_agg(case when jsonb_typeof(e.value) not in ('object', 'array') and e.value::text ~ plain then e.value::text
+                                                   else {{.schema}}.canonical(e.value, null, depth + 1) end, ',' order by e.n)
                               from jsonb_array_elements(value) with ordinality as e(value, n)), '') || ']';
   when 'string' then
     return {{.schema}}.canonical_text(value #>> '{}');
