@@ -7,6 +7,7 @@ SERVERS = if [ -z "$$ONCEQ_TEST_IMAGE$$ONCEQ_TEST_DATABASE_URL" ]; then ONCEQ_TE
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER
 PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export ONCEQ_TEST_REDIS; \
 	ONCEQ_TEST_NODE=$$(scripts/node-packages.sh) || exit 1; export ONCEQ_TEST_NODE; \
+	ONCEQ_TEST_PYTHON=$$(scripts/psycopg2.sh) || exit 1; export ONCEQ_TEST_PYTHON; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
 LAB = ./adapter ./bench ./checks ./specs ./tern
 
@@ -30,7 +31,7 @@ check: ## everything, in an hour: all tests under the race detector, linters, al
 race: ## a part of check: the tests of this module under the race detector
 	@$(SERVERS); scripts/race-ready.sh && go run ./scripts/check race
 
-modules: ## a part of check: the tests of the other modules (installs a redis-server and a chromium, needs npm)
+modules: ## a part of check: the tests of the other modules (installs a redis-server, a chromium and psycopg2, needs npm)
 	@$(PROGRAMS); scripts/race-ready.sh && go run ./scripts/check modules
 
 modules-short: ## the short tests of onceqcron, onceqweb and the command

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints the path of a program that tests start: tool.sh PROGRAM DEBIAN-PACKAGE OTHER-PACKAGE. If there is none, it
-# installs the distribution's package first, and says so. If that is not possible, it prints nothing, and the tests that
-# need the program are skipped. In CI that is an error.
+# Prints the path of a program that tests start: tool.sh PROGRAM DEBIAN-PACKAGE OTHER-PACKAGE [ARGUMENT…]. With arguments,
+# it must run with them. If there is none, it installs the distribution's package first, and says so. If that is not
+# possible, it prints nothing, and the tests that need the program are skipped. In CI that is an error.
 set -eu
 
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin
@@ -21,11 +21,18 @@ install() {
 	fi
 }
 
-if ! command -v "$1" >/dev/null; then
-	echo "tool.sh: no $1 found, installing the distribution's package" >&2
-	install "$2" "$3" >/dev/null </dev/null || true
+program=$1 debian=$2 other=$3
+shift 3
+found() {
+	command -v "$program" >/dev/null && { [ $# = 0 ] || "$program" "$@" >/dev/null 2>&1; }
+}
+if ! found "$@"; then
+	echo "tool.sh: no $program found, installing the distribution's $debian" >&2
+	install "$debian" "$other" >/dev/null </dev/null || true
 fi
-if ! command -v "$1"; then
-	echo "tool.sh: still no $1: its tests are skipped" >&2
+if found "$@"; then
+	command -v "$program"
+else
+	echo "tool.sh: still no $program of $debian: its tests are skipped" >&2
 	[ -z "${CI:-}" ] || exit 1
 fi

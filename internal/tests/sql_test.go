@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -188,7 +189,7 @@ func FuzzSQL_GoAndSQLMeet(f *testing.F) {
 	}
 	var keys atomic.Int64
 	f.Fuzz(func(t *testing.T, a, b []byte, field string) {
-		if len(a)+len(b) > 500 { // numeric writes a number of seven characters in ten thousand
+		if len(a)+len(b) > 500 || !utf8.ValidString(field) || strings.ContainsRune(field, 0) { // numeric writes a number of seven characters in ten thousand
 			return
 		}
 		ctx, key := t.Context(), fmt.Sprint(time.Now().UnixNano(), keys.Add(1))
