@@ -433,7 +433,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 		g, err := q.Group(ctx, db.Pool, id)
 		g.ID, g.Oldest = 0, 0
 		say("group %+v, %v", g, err)
-		members, err := q.Members(ctx, db.Pool, id, 0, 0)
+		members, err := listed(q.Members(ctx, db.Pool, id))
 		require.NoError(t, err)
 		for _, m := range members {
 			say("member %s %s %s %s", m.State, m.Kind, m.Error, m.Result)
@@ -477,7 +477,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 		}
 	}
 	wholeRuns := func(ctx context.Context, l *onceq.Lease, name string) error {
-		members, err := l.Members(ctx, 0, 0)
+		members, err := listed(l.Members(ctx))
 		if err != nil {
 			return err
 		}
@@ -547,7 +547,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
 	require.NoError(t, leases[2].Complete(ctx, nil))
 	require.ErrorIs(t, leases[2].Complete(ctx, nil), onceq.ErrLeaseLost)
-	members, err := q.Members(ctx, db.Pool, id, 0, 0)
+	members, err := listed(q.Members(ctx, db.Pool, id))
 	require.NoError(t, err)
 	state, err := q.Cancel(ctx, db.Pool, members[3].ID)
 	say("cancelled: %s, %v", state, err)
@@ -561,7 +561,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 		db.Advance(2 * time.Second)
 		drain()
 		group(id)
-		members, err := q.Members(ctx, db.Pool, id, 0, 0)
+		members, err := listed(q.Members(ctx, db.Pool, id))
 		require.NoError(t, err)
 		say("discard: %v", q.Discard(ctx, db.Pool, members[1].ID))
 		state, err := q.Redrive(ctx, db.Pool, members[2].ID)
@@ -636,7 +636,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 // groupIDs gives the ids of the members of a group.
 func groupIDs(t *testing.T, q *onceq.Queue, db *queuetest.DB, id int64) (ids []int64) {
 	t.Helper()
-	members, err := q.Members(t.Context(), db.Pool, id, 0, 0)
+	members, err := listed(q.Members(t.Context(), db.Pool, id))
 	require.NoError(t, err)
 	for _, m := range members {
 		ids = append(ids, m.ID)

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -290,39 +292,54 @@ select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), m.result::
         limit 1) i on true
  order by m.job_id`
 
-// Members returns a page of the jobs that a job waits for, or did wait for, by id: those whose ids are larger than after, at
-// most limit of them, 1,000 if that is 0, which is also the most. After the last page it returns none. For the next page set
-// after to the last ID of this one. They are known as long as the group is, which is until a Reaper finds that the job
-// that waited for them is gone. A Filter may say WithoutPayloads, and no more.
-func (q *Queue) Members(
-	ctx context.Context, db DB, group, after int64, limit int, filter ...Filter,
-) ([]Member, error) {
-	if limit == 0 {
-		limit = 1000
+// Members gives the jobs that a job waits for, or did wait for, by id. It reads them in pages of up to 1,000, and holds no
+// connection between two pages. An error ends it. They are known as long as the group is, which is until a Reaper
+// finds that the job that waited for them is gone. A Filter may have After, and then larger ids follow, Limit (default
+// no limit), and WithoutPayloads. Group counts them.
+func (q *Queue) Members(ctx context.Context, db DB, group int64, filter ...Filter) iter.Seq2[Member, error] {
+	f := orNone(filter)
+	return func(yield func(Member, error) bool) {
+		for after, left := f.After, cmp.Or(f.Limit, math.MaxInt); left > 0; {
+			page, err := q.membersPage(ctx, db, group, after, min(left, 1000), f.WithoutPayloads)
+			if err != nil {
+				yield(Member{}, fmt.Errorf("onceq: members of group %d: %w", group, err))
+				return
+			}
+			for _, m := range page {
+				if after = m.ID; !yield(m, nil) {
+					return
+				}
+			}
+			if len(page) < min(left, 1000) {
+				return
+			}
+			left -= len(page)
+		}
 	}
-	if limit < 0 || limit > 1000 {
-		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 for the default", limit)
-	}
-	var all []Member
-	args := []any{group, after, limit, orNone(filter).WithoutPayloads}
-	err := q.send(ctx, db, reading, readMembers, args, each(func(rows pgx.Rows) error {
+}
+
+func (q *Queue) membersPage(ctx context.Context, db DB, group, after int64, limit int, bare bool) (page []Member, err error) {
+	args := []any{group, after, limit, bare}
+	err = q.send(ctx, db, reading, readMembers, args, each(func(rows pgx.Rows) error {
 		var m Member
 		if err := rows.Scan(&m.ID, &m.State, (*[]byte)(&m.Result), &m.Kind, &m.Error); err != nil {
 			return err
 		}
-		all = append(all, m)
+		page = append(page, m)
 		return nil
 	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: members of group %d: %w", group, err)
-	}
-	return all, nil
+	return page, err
 }
 
-// Members returns a page of the jobs that this one has waited for, as Queue.Members does. It reads on a connection that does
-// not depend on the handler's transaction.
-func (l *Lease) Members(ctx context.Context, after int64, limit int) ([]Member, error) {
-	return l.q.Members(ctx, forEffects{l.q.pool, l.db}, l.ID, after, limit)
+// Members gives the jobs that this one has waited for, as Queue.Members does, and Group counts them. Both read on a
+// connection that does not depend on the handler's transaction.
+func (l *Lease) Members(ctx context.Context) iter.Seq2[Member, error] {
+	return l.q.Members(ctx, forEffects{l.q.pool, l.db}, l.ID)
+}
+
+// Group says how many of the jobs that this one has waited for were completed, are dead or were cancelled. See Members.
+func (l *Lease) Group(ctx context.Context) (GroupInfo, error) {
+	return l.q.Group(ctx, forEffects{l.q.pool, l.db}, l.ID)
 }
 
 // GroupInfo says how a group is doing.

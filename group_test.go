@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -113,6 +114,17 @@ func (s *groupScene) stops(m onceq.Member) bool {
 		return m.State == onceq.StateDead || m.State == onceq.StateCancelled
 	}
 	return false
+}
+
+// listed gives what an iterator yields, up to its error.
+func listed[T any](all iter.Seq2[T, error]) (list []T, err error) {
+	for one, err := range all {
+		if err != nil {
+			return list, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
 }
 
 // groupMoves are what may happen to a group, each in a transaction.
@@ -330,7 +342,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 			leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
 			require.NoError(t, err)
 			for _, l := range leases {
-				members, err := l.Members(ctx, 0, 0)
+				members, err := listed(l.Members(ctx))
 				require.NoError(t, err)
 				for _, m := range members {
 					require.True(t, m.State.Finished(), "job %d runs, and waits for %+v", l.ID, m)
@@ -365,7 +377,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	if ran[s.then] || cancels[a] || cancels[b] {
 		return
 	}
-	members, err := q.Members(ctx, pool, s.then, 0, 0)
+	members, err := listed(q.Members(ctx, pool, s.then))
 	require.NoError(t, err)
 	require.True(t, s.rule == onceq.DeadCancel && slices.ContainsFunc(members, s.stops), "the job that waits did not run, after %+v", members)
 	then, err := q.Get(ctx, pool, s.then)

@@ -289,7 +289,7 @@ type Filter struct {
 	States []State
 	IDs    []int64
 	Group  int64 // members of this group, see EnqueueGroup
-	After  int64 // the last id of the previous page; only smaller ids are chosen
+	After  int64 // the last id of the previous page; only smaller ids are chosen, by Members larger ones
 	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
 
 	// WithoutPayloads leaves Payload, Bytes, Metadata and Result of the jobs of List, Page and Doubts empty, and does not read

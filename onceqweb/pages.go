@@ -822,8 +822,16 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 				return err
 			}
 		}
-		members, err = h.q.Members(ctx, h.db, id, after, pageSize, unread(r.viewer))
-		return err
+		members = nil
+		filter := unread(r.viewer)
+		filter.After, filter.Limit = after, pageSize
+		for m, err := range h.q.Members(ctx, h.db, id, filter) {
+			if err != nil {
+				return err
+			}
+			members = append(members, m)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err

@@ -40,17 +40,18 @@ func proveJoin(add func(ctx context.Context, tx pgx.Tx, p *queuetest.Process, l 
 					return err
 				}),
 				book.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ string) error {
-					members, err := l.Members(ctx, 0, 0)
-					if err != nil {
-						return err
-					}
-					pages := make([]int, len(members))
-					for i, m := range members {
-						if err := json.Unmarshal(m.Result, &pages[i]); err != nil {
+					var pages []int
+					for m, err := range l.Members(ctx) {
+						if err != nil {
 							return err
 						}
+						var n int
+						if err := json.Unmarshal(m.Result, &n); err != nil {
+							return err
+						}
+						pages = append(pages, n)
 					}
-					_, err = tx.Exec(ctx, `insert into books values ($1)`, pages)
+					_, err := tx.Exec(ctx, `insert into books values ($1)`, pages)
 					return err
 				}),
 			}

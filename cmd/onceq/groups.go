@@ -132,9 +132,12 @@ It is known as long as that job is. onceq jobs list --group GROUP shows its memb
 					return err
 				}
 			}
-			members, err := a.q.Members(ctx, a.pool, g.ID, after, limit)
-			if err != nil {
-				return err
+			var members []onceq.Member
+			for m, err := range a.q.Members(ctx, a.pool, g.ID, onceq.Filter{After: after, Limit: limit}) {
+				if err != nil {
+					return err
+				}
+				members = append(members, m)
 			}
 			var next int64
 			if len(members) == limit {

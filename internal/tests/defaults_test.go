@@ -696,7 +696,7 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	read("Members", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Members(ctx, db, group.Then.ID, 0, 1)
+		_, err := listed(q.Members(ctx, db, group.Then.ID, onceq.Filter{Limit: 1}))
 		return err
 	})
 	read("Group", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -40,11 +41,22 @@ func groupOf(t testing.TB, db *queuetest.DB, id int64) onceq.GroupInfo {
 	return g
 }
 
+// listed gives what an iterator yields, up to its error.
+func listed[T any](all iter.Seq2[T, error]) (list []T, err error) {
+	for one, err := range all {
+		if err != nil {
+			return list, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
 func membersOf(t testing.TB, db *queuetest.DB, id int64) map[int64]onceq.Member {
 	t.Helper()
 	all := map[int64]onceq.Member{}
 	for after := int64(0); ; {
-		page, err := db.Queue.Members(context.Background(), db.Pool, id, after, 2)
+		page, err := listed(db.Queue.Members(context.Background(), db.Pool, id, onceq.Filter{After: after, Limit: 2}))
 		require.NoError(t, err)
 		for _, m := range page {
 			require.Greater(t, m.ID, after)
@@ -118,31 +130,26 @@ func TestGroup_RunsOnceWhenAllAreDone(t *testing.T) {
 				db.Drain(handle(&kind), whole.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
 					runs++
 					sum, count := 0, 0
-					for after := int64(0); ; {
-						page, err := l.Members(ctx, after, 10)
+					for m, err := range l.Members(ctx) {
 						if err != nil {
 							return err
 						}
-						for _, m := range page {
-							var i int
-							if how == "silent" {
-								if m.Result != nil {
-									t.Errorf("%+v", m)
-								}
-							} else if err := json.Unmarshal(m.Result, &i); err != nil {
-								return fmt.Errorf("%d: %q: %w", m.ID, m.Result, err)
-							}
-							if m.State != onceq.StateCompleted {
+						var i int
+						if how == "silent" {
+							if m.Result != nil {
 								t.Errorf("%+v", m)
 							}
-							sum, after, count = sum+i, m.ID, count+1
+						} else if err := json.Unmarshal(m.Result, &i); err != nil {
+							return fmt.Errorf("%d: %q: %w", m.ID, m.Result, err)
 						}
-						if len(page) == 0 {
-							break
+						if m.State != onceq.StateCompleted {
+							t.Errorf("%+v", m)
 						}
+						sum, count = sum+i, count+1
 					}
-					if count != n || sum != total {
-						t.Errorf("%d members, sum %d", count, sum)
+					counts, err := l.Group(ctx)
+					if count != n || sum != total || counts.Completed != n {
+						t.Errorf("%d members, sum %d, counted %+v, %v", count, sum, counts, err)
 					}
 					return nil
 				}))
@@ -220,7 +227,7 @@ func TestAfter_JobsThatExist(t *testing.T) {
 			require.Equal(t, test.want, membersOf(t, db, then.ID)[first.ID].State)
 			leases := groupClaim(t, q)
 			require.Len(t, leases, 1)
-			members, err := leases[then.ID].Members(ctx, 0, 0)
+			members, err := listed(leases[then.ID].Members(ctx))
 			require.NoError(t, err)
 			require.Len(t, members, 1)
 			require.Equal(t, onceq.Member{ID: first.ID, State: test.want, Kind: members[0].Kind}, members[0])

@@ -224,10 +224,10 @@ func TestResults_Unread(t *testing.T) {
 	keys[0].Result = nil
 	require.Equal(t, keys, must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, "", "key", without)))
 
-	members := must[[]onceq.Member](t)(q.Members(ctx, db.Pool, g.Then.ID, 0, 0))
+	members := must[[]onceq.Member](t)(listed(q.Members(ctx, db.Pool, g.Then.ID)))
 	require.JSONEq(t, `"secret"`, string(members[0].Result))
 	members[0].Result = nil
-	require.Equal(t, members, must[[]onceq.Member](t)(q.Members(ctx, db.Pool, g.Then.ID, 0, 0, without)))
+	require.Equal(t, members, must[[]onceq.Member](t)(listed(q.Members(ctx, db.Pool, g.Then.ID, without))))
 
 	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID))
 	require.Len(t, effects, 3)

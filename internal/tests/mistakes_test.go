@@ -130,7 +130,7 @@ func callsIn(ctx context.Context, q *onceq.Queue, in onceq.DB) map[string]func()
 			_, err := q.EnqueueGroup(ctx, in, []onceq.Job{{Kind: "k"}}, onceq.Job{Kind: "k"})
 			return err
 		},
-		"Members":         func() error { _, err := q.Members(ctx, in, 1, 0, 0); return err },
+		"Members":         func() error { _, err := listed(q.Members(ctx, in, 1)); return err },
 		"Group":           func() error { _, err := q.Group(ctx, in, 1); return err },
 		"Groups":          func() error { _, err := q.Groups(ctx, in, 0, 0); return err },
 		"GroupsOf":        func() error { _, err := q.GroupsOf(ctx, in, 1); return err },

@@ -148,28 +148,22 @@ func (w *onceqWorker) part(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p wor
 
 // join writes down what came of the jobs that it has waited for.
 func (w *onceqWorker) join(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p work) error {
-	for after := int64(0); ; {
-		page, err := l.Members(ctx, after, 7)
+	for m, err := range l.Members(ctx) {
 		if err != nil {
 			return err
 		}
-		if len(page) == 0 {
-			return w.tx(ctx, tx, l, p)
-		}
-		for _, m := range page {
-			var result string
-			if m.Result != nil {
-				if err := json.Unmarshal(m.Result, &result); err != nil {
-					return err
-				}
-			}
-			if _, err := tx.Exec(ctx, `insert into torture.joined (job, member, state, result) values ($1, $2, $3, $4)`,
-				identity(l.ID, l.CreatedAt), m.ID, m.State, result); err != nil {
+		var result string
+		if m.Result != nil {
+			if err := json.Unmarshal(m.Result, &result); err != nil {
 				return err
 			}
-			after = m.ID
+		}
+		if _, err := tx.Exec(ctx, `insert into torture.joined (job, member, state, result) values ($1, $2, $3, $4)`,
+			identity(l.ID, l.CreatedAt), m.ID, m.State, result); err != nil {
+			return err
 		}
 	}
+	return w.tx(ctx, tx, l, p)
 }
 
 // groupTables are the audit trail of groups, and what the jobs that wait were told. A row of the trail takes its number under

@@ -51,28 +51,20 @@ var handlers = []onceq.Handler{
 	}),
 	bind.Handle(func(ctx context.Context, l *onceq.Lease, book string) error {
 		var bound, torn, words int
-		for after := int64(0); ; {
-			members, err := l.Members(ctx, after, 1000)
-			if err != nil {
+		for m, err := range l.Members(ctx) {
+			switch {
+			case err != nil:
 				return err
-			}
-			if len(members) == 0 {
-				break
-			}
-			for _, m := range members {
-				after = m.ID
-				switch {
-				case m.State == onceq.StateDead:
-					torn++
-				case m.Result == nil: // the job that opened the book is a member too
-				default:
-					var n int
-					if err := json.Unmarshal(m.Result, &n); err != nil {
-						return err
-					}
-					bound++
-					words += n
+			case m.State == onceq.StateDead:
+				torn++
+			case m.Result == nil: // the job that opened the book is a member too
+			default:
+				var n int
+				if err := json.Unmarshal(m.Result, &n); err != nil {
+					return err
 				}
+				bound++
+				words += n
 			}
 		}
 		fmt.Println(book, "has", bound, "pages with", words, "words;", torn, "are torn")
