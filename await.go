@@ -150,6 +150,12 @@ func Await[P any](ctx context.Context, l *Lease, scope, key string, timeout time
 	return p, true, nil
 }
 
+// Await is the function Await for an event whose payload does not matter. ok says that it came.
+func (l *Lease) Await(ctx context.Context, scope, key string, timeout time.Duration) (ok bool, err error) {
+	_, ok, err = l.await(ctx, scope, key, timeout)
+	return ok, err
+}
+
 // Sleep stops a handler for d, counted from the first time that the job asks for it. Until then it returns an error, which
 // the handler must return: the job is given back, without spending an attempt, and no slot is held. When the job runs again
 // after that time, the same call returns nil. The rest is as in Await.

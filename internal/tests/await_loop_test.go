@@ -22,7 +22,7 @@ func TestAwait_ATimeOutInALoop(t *testing.T) {
 	reminders := 0
 	h := flow.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
 		for day := 1; day <= 14; day++ {
-			_, paid, err := onceq.Await[any](ctx, l, "paid", "4711", 24*time.Hour)
+			paid, err := l.Await(ctx, "paid", "4711", 24*time.Hour)
 			if err != nil || paid {
 				return err
 			}
@@ -48,7 +48,7 @@ func TestAwait_AHandlerThatGoesOnIsNamed(t *testing.T) {
 		db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		drop := true
 		waits := func(ctx context.Context, l *onceq.Lease) error {
-			_, _, err := onceq.Await[any](ctx, l, "paid", "4711", time.Hour)
+			_, err := l.Await(ctx, "paid", "4711", time.Hour)
 			require.Error(t, err)
 			if drop {
 				return nil
@@ -75,10 +75,10 @@ func TestAwait_ALookBeforeTheWait(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	h := flow.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
-		if _, paid, err := onceq.Await[any](ctx, l, "paid", "4711", 0); err != nil || paid {
+		if paid, err := l.Await(ctx, "paid", "4711", 0); err != nil || paid {
 			return err
 		}
-		_, _, err := onceq.Await[any](ctx, l, "paid", "4711", 72*time.Hour)
+		_, err := l.Await(ctx, "paid", "4711", 72*time.Hour)
 		return err
 	})
 	flowEnqueue(t, db)

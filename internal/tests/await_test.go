@@ -498,7 +498,7 @@ func TestAwait_TheSQLForPeople(t *testing.T) {
 	plain := flowEnqueue(t, db)
 	withLimit := add(t, db, limited.Job(1))
 	await := func(ctx context.Context, l *onceq.Lease) error {
-		_, _, err := onceq.Await[any](ctx, l, "paid", l.Kind, time.Hour)
+		_, err := l.Await(ctx, "paid", l.Kind, time.Hour)
 		return err
 	}
 	start(t, db, onceq.WorkerConfig{}, flow.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {

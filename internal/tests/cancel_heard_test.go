@@ -40,7 +40,7 @@ func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
 		"a transaction that emits what the job waits for is rolled back": func(t *testing.T, db *queuetest.DB) int64 {
 			id := repairEnqueue(t, db, onceq.Job{})
 			l := repairClaim(t, db)
-			_, _, err := onceq.Await[any](t.Context(), l, "paid", "1", onceq.Forever)
+			_, err := l.Await(t.Context(), "paid", "1", onceq.Forever)
 			require.NoError(t, l.Fail(t.Context(), err))
 			tx := begin(t, db)
 			_, err = db.Queue.Emit(t.Context(), tx, "paid", "1", 1)

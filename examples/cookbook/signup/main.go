@@ -33,7 +33,7 @@ func handler(mail mailer, patience time.Duration) onceq.Handler {
 		if err := mail.send(ctx, l, "please-confirm", u.Email); err != nil {
 			return err
 		}
-		_, confirmed, err := onceq.Await[any](ctx, l, "confirmed", u.key(), patience)
+		confirmed, err := l.Await(ctx, "confirmed", u.key(), patience)
 		if err != nil {
 			return err // the handler runs again when the user has confirmed, or the time is over
 		}
