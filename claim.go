@@ -441,7 +441,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	for _, c := range asks {
 		c.now, c.began = now, began
 	}
-	if q.watched(EventClaimed) {
+	if q.watched(EventClaimed.Level()) {
 		for _, l := range leases {
 			q.claimed(ctx, l, now)
 		}

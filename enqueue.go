@@ -943,7 +943,7 @@ func (q *Queue) enqueuedMany(ctx context.Context, all []encoded, results []Resul
 }
 
 func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {
-	if q.watched(EventEnqueued) {
+	if q.watched(EventEnqueued.Level()) {
 		q.emit(ctx, Event{Type: EventEnqueued, Queue: e.header.queue, Kind: e.header.kind, JobID: r.ID, Scope: e.header.scope, Key: e.key})
 	}
 }

@@ -95,17 +95,27 @@ func (t EventType) Level() slog.Level {
 	}
 }
 
-// watched reports whether a hook or the log would get an event of this type, so that the hot path builds no event for
-// nobody.
-func (q *Queue) watched(t EventType) bool {
-	return q.hook != nil || q.log.Enabled(context.Background(), t.Level())
+// level is the level at which an event that ends an attempt is logged: see Kind.LogLevel.
+func (l *Lease) level(t EventType) slog.Level {
+	level := t.Level()
+	if l.h != nil && l.h.level != nil {
+		l.q.guard.Call("Kind.LogLevel of "+l.Kind, func() { level = l.h.level(t) })
+	}
+	return level
 }
 
-func (q *Queue) emit(ctx context.Context, e Event) {
+// watched reports whether a hook or the log would get an event of this level, so that the hot path builds no event for
+// nobody.
+func (q *Queue) watched(level slog.Level) bool {
+	return q.hook != nil || q.log.Enabled(context.Background(), level)
+}
+
+func (q *Queue) emit(ctx context.Context, e Event) { q.emitAt(ctx, e.Type.Level(), e) }
+
+func (q *Queue) emitAt(ctx context.Context, level slog.Level, e Event) {
 	if q.hook != nil {
 		q.hook.Event(ctx, e)
 	}
-	level := e.Type.Level()
 	if !q.log.Enabled(ctx, level) {
 		return
 	}

@@ -55,7 +55,7 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 	for i, lease := range leases {
 		t := &tasks[i]
 		*t = task{lease: lease, h: x.handlers[lease.Kind], extended: began}
-		lease.keep, lease.backoff = t.h.keep, t.h.backoff
+		lease.keep, lease.h = t.h.keep, t.h
 		if lease.keep == math.MinInt64 {
 			lease.keep = s.keep
 		}

@@ -452,7 +452,7 @@ func (f *Fence) uncertain(detail string, err error) *UncertainError {
 }
 
 func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
-	if !f.q.watched(t) {
+	if !f.q.watched(t.Level()) {
 		return
 	}
 	e := Event{Type: t, Scope: f.scope, Key: f.key, Name: f.name, Token: token, Err: err}

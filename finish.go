@@ -166,10 +166,10 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	case err == nil:
 		atomic.StoreUint32(&l.byHandler, 1)
 		atomic.StoreUint32(&l.accepted, 1)
-		if l.q.watched(EventCompleted) {
+		if level := l.level(EventCompleted); l.q.watched(level) {
 			e := l.event(EventCompleted)
 			e.Run = time.Since(l.began)
-			l.q.emit(ctx, e)
+			l.q.emitAt(ctx, level, e)
 		}
 		return nil
 	case leaseLost(err):
@@ -507,7 +507,8 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	case o.state == StateWaiting:
 		t = EventReleased
 	}
-	if !q.watched(t) {
+	level := o.lease.level(t)
+	if !q.watched(level) {
 		return
 	}
 	e := o.lease.event(t)
@@ -518,7 +519,7 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	if stale {
 		e.Err = o.lease.lostError("finish")
 	}
-	q.emit(ctx, e)
+	q.emitAt(ctx, level, e)
 }
 
 // maxErrorBytes is how much of an error's text is kept.

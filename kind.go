@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"reflect"
 	"strings"
@@ -78,6 +79,10 @@ type Kind[P any] struct {
 	// have. Use it where an older worker must not do half of what a newer producer asks for. By default such members are
 	// dropped, as encoding/json does.
 	RefuseUnknownFields bool
+
+	// LogLevel is the level at which a worker logs how an attempt at a job of the kind ended: EventCompleted, EventFailed,
+	// EventDead, EventHeld, EventSnoozed and the like. Default EventType.Level, also if it panics. Config.Hook gets every event.
+	LogLevel func(EventType) slog.Level
 
 	// Serializable runs handler transactions at SERIALIZABLE instead of READ COMMITTED. After a serialization failure the
 	// handler soon runs again, up to thirty times, before it costs an attempt.
@@ -186,6 +191,7 @@ type Handler struct {
 	maxLost      int
 	keep         int64 // milliseconds; 0: not at all, -1: until somebody decides, math.MinInt64: as the queue says
 	serializable bool
+	level        func(EventType) slog.Level // nil for the default
 
 	// Exactly one of these is set.
 	lease func(context.Context, *Lease) error
@@ -201,7 +207,7 @@ type Handler struct {
 func (k Kind[P]) handler() Handler {
 	h := Handler{
 		kind: k.Name, queue: k.Queue, laned: k.Lane != nil || k.Limit != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
-		serializable: k.Serializable, keep: math.MinInt64,
+		serializable: k.Serializable, keep: math.MinInt64, level: k.LogLevel,
 	}
 	known := k.RefuseUnknownFields
 	h.decode = func(l *Lease) error {

@@ -50,7 +50,7 @@ type Lease struct {
 	result   string    // encoded; "" for none. SetResult writes it; the executor and startOver clear it before a run in a transaction
 	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
 
-	backoff func(int, error) time.Duration // of the kind, from when the executor gets the lease; nil for the default
+	h *Handler // from when the executor gets the lease; nil outside a worker
 
 	due  time.Time // when the job was due that was let in at RunAt; zero for one that waited for nothing but its time
 	slot time.Time // its slot by this process's clock, see reslot; zero if its limit had no rate

@@ -191,7 +191,7 @@ func (l *Lease) failure(err error) outcome {
 			o.delay = again.d
 			break
 		}
-		if o.delay = DefaultBackoff(l.Attempt); l.backoff != nil {
+		if o.delay = DefaultBackoff(l.Attempt); l.h != nil && l.h.backoff != nil {
 			o.delay = l.askBackoff(err, o.delay)
 		}
 	}
@@ -201,6 +201,6 @@ func (l *Lease) failure(err error) outcome {
 
 // askBackoff asks the kind's Backoff. If that panics or ends its goroutine, the delay stays.
 func (l *Lease) askBackoff(err error, delay time.Duration) time.Duration {
-	l.q.guard.Call("Kind.Backoff of "+l.Kind, func() { delay = l.backoff(l.Attempt, err) })
+	l.q.guard.Call("Kind.Backoff of "+l.Kind, func() { delay = l.h.backoff(l.Attempt, err) })
 	return delay
 }

@@ -151,7 +151,7 @@ func (n *successor) end(ok bool) (leased bool) {
 	case leased && n.s.outstanding.Load()-n.own > int64(n.s.count*n.s.width): // a claim came in between
 		n.x.outbox.add(outcome{lease: n.lease, state: StateWaiting})
 	case leased:
-		if n.x.q.watched(EventClaimed) {
+		if n.x.q.watched(EventClaimed.Level()) {
 			n.x.q.claimed(n.x.base, n.lease, n.lease.RunAt)
 		}
 		n.x.accept(n.s, []*Lease{n.lease}, n.began)

@@ -90,6 +90,39 @@ func eventDB(t *testing.T) (*queuetest.DB, *eventLog) {
 	return queuetest.New(t, queuetest.Config(onceq.Config{Hook: e, Logger: slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))})), e
 }
 
+// A kind may say at which levels its attempts are logged: also louder than the default, and if it panics, at the default.
+func TestEvents_AKindHasLevelsOfItsOwn(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	handler := slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo})
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(handler)}))
+	kind := onceq.Kind[string]{Name: "k", MaxAttempts: 2, Backoff: func(int, error) time.Duration { return 0 }}
+	kind.LogLevel = func(t onceq.EventType) slog.Level {
+		switch t {
+		case onceq.EventCompleted:
+			return slog.LevelInfo
+		case onceq.EventFailed:
+			return slog.LevelDebug
+		}
+		panic("only the default is left for " + t)
+	}
+	for _, how := range []string{"done", "by itself", "failed"} {
+		add(t, db, kind.Job(how))
+	}
+	db.Drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, how string) error {
+		switch how {
+		case "by itself":
+			return l.Complete(ctx, nil)
+		case "failed":
+			return errors.New("no")
+		}
+		return nil
+	}))
+	require.Equal(t, 2, strings.Count(log.String(), `level=INFO msg="onceq: completed"`), log.String())
+	require.NotContains(t, log.String(), "onceq: failed")
+	require.Equal(t, 1, strings.Count(log.String(), `level=ERROR msg="onceq: dead"`), log.String())
+}
+
 func TestEvents_EachIsSentOnceInTimeAndAtItsLevel(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)

@@ -149,6 +149,11 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.True(t, first)
 						return err
 					}},
+					{"Lease.Await", func() error { // it does not wait any more: the event came
+						came, err := l.Await(ctx, evil, evil, time.Hour)
+						require.True(t, came)
+						return err
+					}},
 					{"Queue.AwaitEvent", func() error {
 						payload, err := q.AwaitEvent(ctx, db.Pool, evil, evil)
 						require.Contains(t, string(payload), mark)
@@ -216,6 +221,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.Equal(t, []int64{group}, groups)
 						return err
 					}},
+					{"Lease.Group", func() error { _, err := l.Group(ctx); return err }},
 					{"Lease.Members", func() error {
 						require.NoError(t, l.SetResult(evil))
 						require.NoError(t, l.Complete(ctx, nil))
