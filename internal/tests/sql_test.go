@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -591,6 +592,49 @@ func TestSQL_WakesAWorker(t *testing.T) {
 	}
 }
 
+// A lane's order and a limit hold across Go and SQL, one by one and many at once.
+func TestSQL_LanesAndLimitsHoldAcrossBoth(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "l", onceq.Limit{AtOnce: 2}))
+	const n = 40
+	for i := 0; i < n; i += 4 {
+		_, err := bySQL(t.Context(), db.Pool, "laned", fmt.Sprint(i), nil, `{"lane": "x", "limit": "l"}`)
+		require.NoError(t, err)
+		_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "laned", Payload: i + 1, Lane: "x", Limit: "l"})
+		require.NoError(t, err)
+		sqlRun(t, db, `select from onceq.enqueue_many($1::text::jsonb)`, fmt.Sprintf(`[{"kind": "laned", "payload": %d, "lane": "x", "limit": "l"}, {"kind": "free", "payload": 0, "limit": "l"}]`, i+2))
+		_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "free", Payload: 1, Limit: "l"}, {Kind: "laned", Payload: i + 3, Lane: "x", Limit: "l"}, {Kind: "free", Payload: 2, Limit: "l"}})
+		require.NoError(t, err)
+	}
+	var order []int
+	var mu sync.Mutex
+	var live, most, ran atomic.Int32
+	all := make(chan struct{})
+	handle := func(_ context.Context, l *onceq.Lease, i int) error {
+		if now := live.Add(1); now > most.Load() {
+			most.Store(now)
+		}
+		if l.Lane != "" {
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+		}
+		live.Add(-1)
+		if ran.Add(1) == n/4*7 {
+			close(all)
+		}
+		return nil
+	}
+	laned, free := onceq.Kind[int]{Name: "laned", Lane: func(int) string { return "x" }, Limit: func(int) string { return "l" }}, onceq.Kind[int]{Name: "free", Limit: func(int) string { return "l" }}
+	start(t, db, onceq.WorkerConfig{}, laned.Handle(handle), free.Handle(handle))
+	receive(t, all)
+	for i, at := range order {
+		require.Equal(t, i, at)
+	}
+	require.LessOrEqual(t, most.Load(), int32(2))
+}
+
 // A role with the producer's grants enqueues and reads its own answers, and not one row. What it plants in its search path, in its temporary
 // schema and in its settings changes nothing.
 func TestSQL_AProducersRights(t *testing.T) {
@@ -622,16 +666,36 @@ func TestSQL_AProducersRights(t *testing.T) {
 		`create function evil.sha256(bytea) returns bytea language plpgsql as $$ begin raise exception 'evil'; end $$`,
 		`create function evil.jsonb_typeof(jsonb) returns text language plpgsql as $$ begin raise exception 'evil'; end $$`,
 		`create function evil.eq(bigint, bigint) returns boolean language plpgsql as $$ begin raise exception 'evil'; end $$`,
+		`create function evil.arrow(jsonb, text) returns jsonb language plpgsql as $$ begin raise exception 'evil'; end $$`,
 		`create operator evil.= (leftarg = bigint, rightarg = bigint, function = evil.eq)`,
-		`set search_path = evil, pg_catalog`, `set standard_conforming_strings = off`, `set backslash_quote = on`, `set escape_string_warning = off`)
+		`create operator evil.-> (leftarg = jsonb, rightarg = text, function = evil.arrow)`, `create domain evil.bigint as text check (value is null)`,
+		`create temp table jobs (id bigint)`, `create temp table job_fences (class int, scope text, key text)`, `create temp table meta (version int)`, `create temp sequence ids`,
+		`create temp view v_jobs as select 1 as id`, `create type pg_temp.text as (a int)`, `create type pg_temp.jsonb as (a int)`,
+		`create function pg_temp.sha256(bytea) returns bytea language sql as $$ select null::bytea $$`, `create function pg_temp.enqueue_one(a int) returns int language sql as $$ select 1 $$`,
+		`set bytea_output = escape`, `set extra_float_digits = -15`, `set intervalstyle = iso_8601`, `set datestyle = 'SQL, DMY'`, `set quote_all_identifiers = on`, `set array_nulls = off`,
+		`set transform_null_equals = on`, `set row_security = off`, `set default_transaction_isolation = serializable`, `set enable_indexscan = off`, `set timezone = 'Asia/Kathmandu'`,
+		`set search_path = pg_temp, evil, pg_catalog`, `set standard_conforming_strings = off`, `set backslash_quote = on`, `set escape_string_warning = off`)
 	run(conn, `select * from onceq.enqueue('k', '{"a\\"b": "c\\\\d"}', 'mine')`, `select * from onceq.enqueue('k', '{"a\\"b": "c\\\\d"}', 'mine')`, `select * from onceq.enqueue_many('[{"kind": "k", "lane": "x"}]')`,
 		`select onceq.emit('s', 'k', '1')`, `select * from onceq.enqueue_bytes('k', 'abc')`)
 	require.Equal(t, 1, sqlOne[int](t, db, `select count(*)::int from onceq.job_fences where key = 'mine'`))
+	payload := json.RawMessage(`{"a\"b": "c\\d", "n": [1.50, 1e3, -0], "é": null}`)
+	options := `{"lane": "x", "limit": "l", "run_at": "2030-01-31T08:00:00Z", "window": "P1DT1.5S", "metadata": {"a": "b"}}`
+	job := onceq.Job{Kind: "k", Key: "of Go", Payload: payload, Lane: "x", Limit: "l", RunAt: time.Date(2030, 1, 31, 8, 0, 0, 0, time.UTC), Window: 24*time.Hour + 1500*time.Millisecond, Metadata: map[string]string{"a": "b"}}
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, job)
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `select onceq.enqueue('k', pg_catalog.jsonb($1::pg_catalog.text), 'of SQL', pg_catalog.jsonb($2::pg_catalog.text))`, string(payload), options)
+	require.NoError(t, err)
+	written := `select concat(f.fingerprint, ' ', f.lifetime, ' ', w.payload, ' ', w.metadata, ' ', w.run_at, ' ', w.lane, ' ', w.path, ' ', w.queue, ' ', w.max_attempts)
+		from onceq.job_fences f join onceq.job_waits w on w.id = f.job_id where f.key = $1`
+	require.Equal(t, sqlOne[string](t, db, written, "of Go"), sqlOne[string](t, db, written, "of SQL"))
 	for _, call := range []string{
 		`select * from onceq.jobs`, `select * from onceq.v_jobs`, `select * from onceq.job(1)`, `select onceq.cancel(1)`, `insert into onceq.lane_calls (slot, due, lane) values (0, now(), 'x')`, `select nextval('onceq.ids')`,
 		`select * from onceq.enqueue_either('k', 'null', null, 'secret', '{}')`,
 		`select onceq.finish('{1}', '{1}', '{1}', '{5}', '{""}', '{""}', '{0}', '{0}', false)`, `select onceq.discard(1)`, `select * from onceq.take_fence('onceq.ids', 'k', 'secret', 1, null)`,
-		`select onceq.emit('s', 'k', '1', 1, 1, true)`,
+		`select onceq.emit('s', 'k', '1', 1, 1, true)`, `select pg_catalog.lastval()`, `select pg_catalog.currval('onceq.ids')`, `create table onceq.mine ()`,
+		`create trigger t after insert on onceq.jobs for each row execute function pg_catalog.suppress_redundant_updates_trigger()`, `alter function onceq.enqueue_many(pg_catalog.jsonb) security invoker`,
+		`create rule r as on insert to onceq.jobs do also select 1`, `create policy p on onceq.jobs using (true)`, `comment on table onceq.jobs is 'x'`, `truncate onceq.jobs`,
+		`copy onceq.jobs to stdout`, `select * from onceq.replace_jobs('{1}', '{k}', '{secret}', '{1}', '{null}', '{""}', '{null}', '{3}', '{0}', '{0}', '{""}', '{null}')`,
 	} {
 		_, err := conn.Exec(t.Context(), call)
 		require.Contains(t, []string{"42501", "42883"}, sqlstate.Of(err), call)
