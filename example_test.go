@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"time"
 
@@ -83,6 +85,44 @@ func ExampleQueue_Enqueue() {
 	// waiting false
 	// completed true true {"receipt": "r-1"}
 	// another amount under the same key is refused: true
+}
+
+// A request that enqueues waits for its job for a while, and says 202 if the job takes longer.
+func ExampleQueue_Wait() {
+	ctx, pool, q, done := database()
+	defer done()
+	report := onceq.Kind[int]{Name: "report", Key: func(month int) string { return fmt.Sprintf("report:%d", month) }}
+
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := q.Enqueue(r.Context(), pool, report.Job(11))
+		check(err)
+		limited, cancel := context.WithTimeout(r.Context(), 100*time.Millisecond)
+		defer cancel()
+		switch job, err := q.Wait(limited, report.Ref(11)); {
+		case errors.Is(err, context.DeadlineExceeded):
+			w.WriteHeader(http.StatusAccepted) // with a Location where the client asks again
+			fmt.Fprint(w, "not yet")
+		case err != nil || job.State != onceq.StateCompleted:
+			w.WriteHeader(http.StatusInternalServerError)
+		default:
+			_, _ = w.Write(job.Result)
+		}
+	})
+	ask := func() {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, httptest.NewRequest("POST", "/reports/11", nil))
+		fmt.Println(answer.Code, answer.Body)
+	}
+	ask()
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, report.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		return l.SetResult("42 orders")
+	}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	ask()
+	// Output:
+	// 202 not yet
+	// 200 "42 orders"
 }
 
 // A thousand jobs are one statement. Either all are enqueued or none.
