@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,6 +47,8 @@ var (
 	comment     = regexp.MustCompile(`(?m)--.*$`)
 	spaces      = regexp.MustCompile(`\s+`)
 	harmless    = regexp.MustCompile(`^create ((unlogged )?table|sequence|index|function|view) `)
+	ofSQL       = regexp.MustCompile(`^create or replace function "onceq"\.(enqueue|enqueue_bytes|enqueue_either|enqueue_many|job_of)\(`) // no Go calls these
+	newFunction = regexp.MustCompile(`(?m)^create function ([^\s(]+)\(`)
 	newTable    = regexp.MustCompile(`^create (?:unlogged )?table (\S+)`)
 	addsColumns = regexp.MustCompile(`^alter table \S+ add column `)
 	writes      = regexp.MustCompile(`^insert into (\S+)`)
@@ -61,6 +64,14 @@ func adds(m Migration) error {
 	version := fmt.Sprintf(`update "onceq".meta set version = %d`, m.Version)
 	versions := 0
 	own := map[string]bool{}
+	var functions []string
+	for _, before := range read("onceq") {
+		if before.Version < m.Version {
+			for _, found := range newFunction.FindAllStringSubmatch(before.Up, -1) {
+				functions = append(functions, found[1])
+			}
+		}
+	}
 	for _, c := range all {
 		if c == version+fmt.Sprintf(", oldest_code = %d", m.Version) {
 			return nil
@@ -75,7 +86,9 @@ func adds(m Migration) error {
 		case c == "":
 		case c == version:
 			versions++
-		case harmless.MatchString(c), into != nil && own[into[1]]:
+		case newFunction.MatchString(c) && slices.Contains(functions, newFunction.FindStringSubmatch(c)[1]):
+			return fmt.Errorf("%s: %.80q has the name of a function that there is, and a call of that may not be clear any more: what means something else has another name", m.Name, c)
+		case harmless.MatchString(c), ofSQL.MatchString(c), into != nil && own[into[1]]:
 		case addsColumns.MatchString(c):
 			_, actions, _ := strings.Cut(c, " add column ")
 			for _, a := range strings.Split(actions, ", add column ") {
@@ -115,6 +128,7 @@ func TestMigrationsAdd(t *testing.T) {
 		`alter table "onceq".jobs add column later integer unique`,
 		`create unique index later on "onceq".jobs (kind)`,
 		`create or replace function "onceq".next_id(ids regclass, above bigint) returns bigint language sql as $$ select 1 $$`,
+		`create function "onceq".next_id(ids regclass, above bigint, more bigint default 0) returns bigint language sql as $$ select 1 $$`,
 		`insert into "onceq".lane_limits values ('a/b', 1, false)`,
 		`delete from "onceq".job_history`,
 		`create trigger t after insert on "onceq".jobs for each row execute function "onceq".f()`,
@@ -124,6 +138,9 @@ func TestMigrationsAdd(t *testing.T) {
 		m.Up += "\n" + bad + ";"
 		require.Error(t, adds(m), bad)
 	}
+	m := last
+	m.Up += "\ncreate or replace function \"onceq\".job_of(a int) returns int language sql as $$ select 1 $$;"
+	require.NoError(t, adds(m))
 	last.Up = strings.Replace(last.Up, "version = 2", "version = 2, oldest_code = 2", 1) + "\ndrop table \"onceq\".actions;"
 	require.NoError(t, adds(last))
 }

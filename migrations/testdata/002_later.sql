@@ -21,11 +21,14 @@ create table {{.schema}}.laters (
 );
 create index laters_note on {{.schema}}.laters (note);
 
+create function {{.schema}}.later(ids regclass, above bigint) returns bigint language sql as $$ select above $$;
+
 update {{.schema}}.meta set version = 2;
 
 ---- create above / drop below ----
 
 update {{.schema}}.meta set version = 1;
+drop function {{.schema}}.later(regclass, bigint);
 drop table {{.schema}}.laters;
 alter table {{.schema}}.workers drop column later;
 alter table {{.schema}}.job_awaits drop column later;

@@ -88,7 +88,11 @@ insert into effects (kind, job, who, live) values ($1, $2, $3, (select count(*) 
 			check(err)
 			switch n % 5 {
 			case 0:
-				_, err = q.Enqueue(ctx, pool, kinds[0].Job(n))
+				if n%2 == 0 {
+					_, err = q.Enqueue(ctx, pool, kinds[0].Job(n))
+				} else { // as another language does it; the other program may have enqueued the key from Go
+					_, err = pool.Exec(ctx, `select from onceq.enqueue('keyed', to_jsonb($1::int), $1::text)`, n)
+				}
 			case 1:
 				_, err = q.EnqueueMany(ctx, pool, []onceq.Job{kinds[1].Job(n), kinds[2].Job(n), kinds[0].Job(n)})
 			case 2:
