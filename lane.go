@@ -161,7 +161,7 @@ func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *
 	if _, err := laneName("family", family, "name", cmp.Or(name, "x")); err != nil {
 		return err
 	}
-	if err := q.setLine(ctx, db, family+"/"+name, limit); err != nil {
+	if _, err := q.setLine(ctx, db, family+"/"+name, limit, false); err != nil {
 		return fmt.Errorf("onceq: lane limit: %w", err)
 	}
 	return nil

@@ -196,14 +196,27 @@ func limitLine(field, name string, families bool) (string, error) {
 // A job that was let in keeps its place until it has run, also if its kind or queue is paused or no worker has it, and others of
 // the limit wait for that: see PauseQueue.
 func (q *Queue) SetLimit(ctx context.Context, db DB, name string, limit Limit) error {
+	_, err := q.setLimit(ctx, db, name, limit, false)
+	return err
+}
+
+// EnsureLimit is SetLimit if the limit is not set, and reports whether it has set it. So a program may call it
+// whenever it starts: what an operator has set stays. If two call it at once, the second one waits until the
+// transaction of the first one ends. A limit for which only its family is set is not set itself.
+func (q *Queue) EnsureLimit(ctx context.Context, db DB, name string, limit Limit) (set bool, err error) {
+	return q.setLimit(ctx, db, name, limit, true)
+}
+
+func (q *Queue) setLimit(ctx context.Context, db DB, name string, limit Limit, unset bool) (bool, error) {
 	line, err := limitLine("name", name, true)
 	if err := cmp.Or(err, limit.check()); err != nil {
-		return err
+		return false, err
 	}
-	if err := q.setLine(ctx, db, line, &limit); err != nil {
-		return fmt.Errorf("onceq: limit: %w", err)
+	set, err := q.setLine(ctx, db, line, &limit, unset)
+	if err != nil {
+		return false, fmt.Errorf("onceq: limit: %w", err)
 	}
-	return nil
+	return set, nil
 }
 
 // RemoveLimit undoes SetLimit: what holds then is the limit of the name's family, if that was set, and otherwise one at a
@@ -213,31 +226,34 @@ func (q *Queue) RemoveLimit(ctx context.Context, db DB, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := q.setLine(ctx, db, line, nil); err != nil {
+	if _, err := q.setLine(ctx, db, line, nil, false); err != nil {
 		return fmt.Errorf("onceq: limit: %w", err)
 	}
 	return nil
 }
 
 // setLimit calls a function of the schema, which removes the limit if $2 is null.
-const setLimit = `select 1 from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int) f`
+const setLimit = `
+select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int, $6::bool) f`
 
-// setLine writes the limit of a line, or of a family of them, or removes it. That of one with Max has no burst.
-func (q *Queue) setLine(ctx context.Context, db DB, line string, limit *Limit) error {
+// setLine writes the limit of a line, or of a family of them, or removes it. That of one with Max has no burst. If
+// it is to be unset, it may stay as it is, and set is false.
+func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset bool) (set bool, err error) {
 	if db == nil {
-		return noDB{}
+		return false, noDB{}
 	}
 	var n, rate, per, burst any
-	if limit != nil {
-		n = limit.AtOnce
-		if starts, time, _ := limit.pace(); starts > 0 {
-			n, rate, per = cmp.Or(limit.AtOnce, noCap), starts, time.Microseconds()
+	if l != nil {
+		n = l.AtOnce
+		if starts, time, _ := l.pace(); starts > 0 {
+			n, rate, per = cmp.Or(l.AtOnce, noCap), starts, time.Microseconds()
 		}
-		if limit.Rate > 0 {
-			burst = limit.Burst
+		if l.Rate > 0 {
+			burst = l.Burst
 		}
 	}
-	return q.send(ctx, db, forCaller, setLimit, []any{line, n, rate, per, burst}, row(nil))
+	err = q.send(ctx, db, forCaller, setLimit, []any{line, n, rate, per, burst, unset}, row(&set))
+	return set, err
 }
 
 // familyOf is the name under which the limit of all lines of a family is stored: what comes before the first slash that is not

@@ -2194,8 +2194,9 @@ end
 $take_slots$;
 
 -- Sets the limit of a line, or of a family of them, and calls it. With null for n it is removed: then it stays as a row without n as long as more
--- jobs may be live than the limit allows that holds then (settle_limits).
-create function {{.schema}}.set_limit(line text, n integer, rate bigint, per bigint, burst integer) returns void
+-- jobs may be live than the limit allows that holds then (settle_limits). With unset it changes nothing if the limit is set. It returns
+-- whether it did anything.
+create function {{.schema}}.set_limit(line text, n integer, rate bigint, per bigint, burst integer, unset boolean) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $set_limit$
 #variable_conflict use_column
 declare
@@ -2205,7 +2206,11 @@ begin
     update {{.schema}}.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = line;
   else
     insert into {{.schema}}.lane_limits (lane, n, rate, per, burst, lowered) values (line, set_limit.n, set_limit.rate, set_limit.per, set_limit.burst, true)
-    on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true;
+    on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true
+      where not set_limit.unset or lane_limits.n is null;
+    if not found then
+      return false;
+    end if;
   end if;
   if line = left(line, strpos(substr(line, 2), '/') + 1) then
     insert into {{.schema}}.lane_calls (slot, due, lane) values (-1, now, line);
@@ -2213,6 +2218,7 @@ begin
     perform {{.schema}}.call(array[line], now);
   end if;
   insert into {{.schema}}.lane_calls (slot, due, lane) values (-1, now, '?');
+  return true;
 end
 $set_limit$;
 
@@ -3162,7 +3168,7 @@ drop function {{.schema}}.call_families(integer);
 drop function {{.schema}}.settle_limits();
 drop function {{.schema}}.take_slots(text, bigint[], integer[], bigint[]);
 drop function {{.schema}}.rate_of(text, timestamptz);
-drop function {{.schema}}.set_limit(text, integer, bigint, bigint, integer);
+drop function {{.schema}}.set_limit(text, integer, bigint, bigint, integer, boolean);
 drop function {{.schema}}.go_live(bigint[], timestamptz[], boolean[], timestamptz, bigint, bigint, boolean);
 drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[]);
 drop function {{.schema}}.call(text[], timestamptz);

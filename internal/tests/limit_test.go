@@ -406,6 +406,49 @@ update onceq.jobs set run_at = statement_timestamp()`)
 	require.NoError(t, db.Check())
 }
 
+// EnsureLimit sets a limit that nobody has set, and one of two that call it at once sets it.
+func TestLimit_Ensure(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	ensure := func(tx onceq.DB, name string, n int) bool {
+		set, err := db.Queue.EnsureLimit(ctx, tx, name, onceq.Limit{AtOnce: n})
+		require.NoError(t, err)
+		return set
+	}
+	atOnce := func(name string) int {
+		l, err := db.Queue.Limit(ctx, db.Pool, name)
+		require.NoError(t, err)
+		return l.Limit.AtOnce
+	}
+	for _, commits := range []bool{true, false} {
+		name := fmt.Sprint("commits-", commits)
+		first, second := begin(t, db), begin(t, db)
+		require.True(t, ensure(first, name, 3))
+		done := make(chan bool)
+		go func() { done <- ensure(second, name, 4) }()
+		enqBlocked(t, db, 1)
+		if commits {
+			commit(t, first)
+		} else {
+			require.NoError(t, first.Rollback(ctx))
+		}
+		require.Equal(t, !commits, <-done)
+		commit(t, second)
+		require.Equal(t, map[bool]int{true: 3, false: 4}[commits], atOnce(name))
+	}
+	require.False(t, ensure(db.Pool, "commits-true", 5))
+	require.NoError(t, db.Queue.RemoveLimit(ctx, db.Pool, "commits-true"))
+	require.True(t, ensure(db.Pool, "commits-true", 6), "a limit that was removed is not set")
+	setLimit(t, db, "family/", onceq.Limit{AtOnce: 7})
+	require.False(t, ensure(db.Pool, "family/", 8))
+	require.True(t, ensure(db.Pool, "family/a", 9))
+	require.Equal(t, 7, atOnce("family/b"))
+	var bad *onceq.InvalidError
+	_, err := db.Queue.EnsureLimit(ctx, db.Pool, "a", onceq.Limit{AtOnce: -1})
+	require.ErrorAs(t, err, &bad)
+}
+
 // Bad input is an error before anything is written.
 func TestLimit_BadInput(t *testing.T) {
 	t.Parallel()

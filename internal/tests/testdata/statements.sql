@@ -1678,7 +1678,7 @@ select u.name from pg_catalog.unnest($1::text[]) as u(name)
  order by u.name collate "C";
 
 -- limit.go: setLimit
-select 1 from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int) f;
+select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int, $6::bool) f;
 
 -- limit_list.go: readLimitOf
 with x (lane) as (select $1::text collate "C"),
