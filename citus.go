@@ -95,7 +95,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		statement, args = moveApart, args[:2]
 	case writeCounts:
 		statement = countsApart
-	case rescanTurn, writePresence, writePause, requestCancels, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn:
+	case rescanTurn, writePresence, requestCancels, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn:
 	default:
 		return statement, args, nil
 	}
@@ -112,7 +112,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 func onNode(statement string) string {
 	switch statement {
 	case finishJobs, giveBackJobs, cancelJobs, cancelDead, hurryJobs, replaceJobs, redriveJobs, discardJobs, emitEvent, beginAwait,
-		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines:
+		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, pauseIt, resumeIt, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines:
 		return statement + ", onceq.meta"
 	}
 	return statement

@@ -27,15 +27,16 @@ type outcome struct {
 	result string // encoded; "" for none
 	err    string // appended to the job's errors; "" for none
 	delay  time.Duration
-	spend  bool       // an attempt was spent
-	reset  bool       // count attempts from 0 again
-	wait   *waitFor   // what it is given back for: the database says how long; nil for none
-	keep   int64      // milliseconds in history; 0: not at all, -1: until somebody decides
-	unsure bool       // it may already be written, so a guard that does not hold means nothing
-	locked time.Time  // when it was found that it waits for somebody else's lock; zero if it does not
-	doubt  *successor // what a completion before this try may have leased; nil for nothing
-	own    bool       // held because of an effect of its own
-	asked  bool       // the handler came to its end and did not finish the job; otherwise the job is given back
+	spend  bool          // an attempt was spent
+	reset  bool          // count attempts from 0 again
+	wait   *waitFor      // what it is given back for: the database says how long; nil for none
+	keep   int64         // milliseconds in history; 0: not at all, -1: until somebody decides
+	unsure bool          // it may already be written, so a guard that does not hold means nothing
+	locked time.Time     // when it was found that it waits for somebody else's lock; zero if it does not
+	doubt  *successor    // what a completion before this try may have leased; nil for nothing
+	own    bool          // held because of an effect of its own
+	full   time.Duration // for how long its limit is to be paused (LimitFull)
+	asked  bool          // the handler came to its end and did not finish the job; otherwise the job is given back
 
 	tried bool          // unsure because of a commit that completed the job, if there was one
 	late  error         // what the handler returned after it had completed the job itself
@@ -425,6 +426,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			back = append(back, o)
 		}
 	}
+	q.pauseFull(ctx, db, by, back)
 	var cancelled, held []int64
 	locks := 0
 	var done, asked []int64 // of one part

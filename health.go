@@ -365,15 +365,24 @@ select t.relname, c.relname, pg_catalog.pg_relation_size(c.oid)
 	})
 }
 
-// pauses looks for queues and kinds that somebody may have forgotten to resume.
+// pauses looks for queues, kinds and limits that somebody may have forgotten to resume.
 func (x *examination) pauses(ctx context.Context) error {
-	const old = `select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' order by what desc, name`
+	const old = `
+select what, name, paused_at, note, until from onceq.pauses
+ where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' and ` + inForce + `
+ order by what desc, name`
 	return x.each(ctx, old, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var p Pause
 		if err := p.scan(rows); err != nil {
 			return err
 		}
-		x.found = append(x.found, Finding{What: "paused", Detail: p.String(), Advice: "resume it when the reason is over", Queue: p.Queue, Kind: p.Kind, Since: p.Since})
+		advice := "resume it when the reason is over"
+		if !p.Until.IsZero() {
+			advice = "it ends by itself; resume it if the reason is over before"
+		}
+		x.found = append(x.found, Finding{
+			What: "paused", Detail: p.String(), Advice: advice, Queue: p.Queue, Kind: p.Kind, Since: p.Since,
+		})
 		return nil
 	})
 }

@@ -718,13 +718,13 @@ names as materialized (
   select pg_catalog.unnest($1::text[]) collate "C" as queue
   union
   select queue from (select queue from live union all select queue from waits union all select queue from past union all select queue from onceq.queues
-                      union all select name from onceq.pauses where what = 'queue') n
+                      union all select name from onceq.pauses where what = 'queue' and ` + inForce + `) n
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - least(o.oldest, i.oldest)) * 1e6, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
-       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
+       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue and ` + inForce + `),
        w.in_lane, w.in_limit, w.after_others
   from names n
  cross join lateral (

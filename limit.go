@@ -200,9 +200,9 @@ func (q *Queue) SetLimit(ctx context.Context, db DB, name string, limit Limit) e
 	return err
 }
 
-// EnsureLimit is SetLimit if the limit is not set, and reports whether it has set it. So a program may call it
-// whenever it starts: what an operator has set stays. If two call it at once, the second one waits until the
-// transaction of the first one ends. A limit for which only its family is set is not set itself.
+// EnsureLimit is SetLimit if the limit is not set, and reports whether it has set it. So a program may call
+// it whenever it starts: what an operator has set stays. If two call it at once, the second one waits until
+// the transaction of the first one ends. A limit for which only its family is set is not set itself.
 func (q *Queue) EnsureLimit(ctx context.Context, db DB, name string, limit Limit) (set bool, err error) {
 	return q.setLimit(ctx, db, name, limit, true)
 }
@@ -236,8 +236,8 @@ func (q *Queue) RemoveLimit(ctx context.Context, db DB, name string) error {
 const setLimit = `
 select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int, $6::bool) f`
 
-// setLine writes the limit of a line, or of a family of them, or removes it. That of one with Max has no burst. If
-// it is to be unset, it may stay as it is, and set is false.
+// setLine writes the limit of a line, or of a family of them, or removes it. That of one with Max has no
+// burst. If it is to be unset, it may stay as it is, and set is false.
 func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset bool) (set bool, err error) {
 	if db == nil {
 		return false, noDB{}

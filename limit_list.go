@@ -16,6 +16,7 @@ type LimitInfo struct {
 	Limit    Limit         `json:"limit"`              // what holds
 	Set      bool          `json:"set"`                // somebody has set it; otherwise it is its family's, or one at a time
 	Live     int           `json:"live"`               // jobs that are live; counting stops at StatsCap, or at a larger AtOnce
+	Pause    *Pause        `json:"pause,omitzero"`     // if it is paused
 	LiveIDs  []int64       `json:"live_ids"`           // the first ten of these
 	Waiting  int           `json:"waiting"`            // jobs that are due and wait for the limit; those that wait for their lane do not count
 	Delayed  int           `json:"delayed"`            // jobs that are not due yet; counting both stops at StatsCap
@@ -31,6 +32,8 @@ func (l LimitInfo) String() string {
 		name += " (not set itself)"
 	}
 	switch {
+	case l.Pause != nil:
+		return l.Pause.String()
 	case l.Limit == (Limit{}):
 		return name + " lets no job start"
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
@@ -54,7 +57,7 @@ func (l LimitInfo) unclaimed() bool {
 
 // readLimit reads what holds for line x.lane, and how it is doing.
 var readLimit = `
-       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false), z.paused_at, z.until, z.note,
        (select count(*) from (select from ` + liveIn("x.lane") + ` limit greatest($3::int, s.n)) j),
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
@@ -70,18 +73,25 @@ var readLimit = `
   left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst,
        s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most`) + ` s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+  left join lateral (
+       select paused_at, until, note from onceq.pauses
+        where what = 'limit' and name = pg_catalog.substr(x.lane, 2) and ` + inForce + ` offset 0) z on true
  cross join lateral ` + waitingIn("x.lane", "$3::int") + ` w`
 
 func (l *LimitInfo) scan(rows pgx.Rows, more ...any) error {
 	var n, rate, burst *int
 	var per *int64
 	var oldest int64
-	var next *time.Time
-	dest := []any{&l.Name, &n, &rate, &per, &burst, &l.Set, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed}
+	var next, since, until *time.Time
+	var note *string
+	dest := []any{&l.Name, &n, &rate, &per, &burst, &l.Set, &since, &until, &note, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed}
 	if err := rows.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	l.Name, l.Oldest = l.Name[1:], time.Duration(oldest)*time.Microsecond
+	if since != nil {
+		l.Pause = &Pause{Limit: l.Name, Since: *since, Until: orZero(until), Note: *note}
+	}
 	if l.Limit.AtOnce = 1; n != nil {
 		l.Limit = limitOfRow(*n, rate, per, burst)
 	}
@@ -196,6 +206,7 @@ func (x *explaining) limit(ctx context.Context) error {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Ahead: l.LiveIDs, Before: before}
+	r.Pause = l.Pause
 	if j.RunAt.After(x.e.At) {
 		x.notDue()
 	}
@@ -204,6 +215,9 @@ func (x *explaining) limit(ctx context.Context) error {
 		unset = ", which nobody has set itself"
 	}
 	switch {
+	case l.Pause != nil:
+		r.Text, r.Since, r.Until = "its "+l.Pause.String(), l.Pause.Since, l.Pause.Until
+		r.Advice = "resuming the limit ends that"
 	case l.Limit == (Limit{}):
 		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
@@ -249,7 +263,7 @@ func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Text: "its " + l.String(), Advice: raiseLimit}
-	if l.Limit != (Limit{}) {
+	if l.Pause == nil && l.Limit != (Limit{}) {
 		others := l.Live
 		for _, id := range ahead {
 			if slices.Contains(l.LiveIDs, id) || l.Live > len(l.LiveIDs) { // not all are listed: it may be one of the others

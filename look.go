@@ -58,7 +58,8 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
        array(select n from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
        array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1e6)::bigint
                from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
-       array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what)`
+       array(select what from onceq.pauses where ` + claimedOf + ` order by name, what),
+       array(select name from onceq.pauses where ` + claimedOf + ` order by name, what)`
 
 // lookForCalls is lookForJobs that also asks whether the promoter has calls that have
 // been due since $9, and if it asks for all of them, whether there are ends that nobody tells (sweepMembers).

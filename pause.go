@@ -1,9 +1,11 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -24,20 +26,34 @@ const (
 	pausedLook  = 1500 * time.Millisecond // a worker of which anything is paused reads so often what is, unless its looks do
 )
 
-// Pause says that a queue or a kind is paused. Times are the database's.
+// Pause says that a queue, a kind or a limit is paused. Times are the database's.
 type Pause struct {
-	Queue string    `json:"queue,omitzero"` // one of Queue and Kind
-	Kind  string    `json:"kind,omitzero"`
-	Since time.Time `json:"since"`
-	Note  string    `json:"note,omitzero"` // who paused it, and why
+	Queue string        `json:"queue,omitzero"` // one of Queue, Kind and Limit
+	Kind  string        `json:"kind,omitzero"`
+	Limit string        `json:"limit,omitzero"`
+	Since time.Time     `json:"since"`
+	Until time.Time     `json:"until,omitzero"` // when it ends by itself; zero: when somebody resumes it
+	For   time.Duration `json:"-"`              // for Queue.Pause, instead of Until: from now on
+	Note  string        `json:"note,omitzero"`  // who paused it, and why
+}
+
+// what gives what p is of, and its name.
+func (p Pause) what() (what, name string) {
+	switch {
+	case p.Kind != "":
+		return pausesKind, p.Kind
+	case p.Limit != "":
+		return pausesLimit, p.Limit
+	}
+	return pausesQueue, p.Queue
 }
 
 func (p Pause) String() string {
-	s := fmt.Sprintf("queue %q", p.Queue)
-	if p.Kind != "" {
-		s = fmt.Sprintf("kind %q", p.Kind)
+	what, name := p.what()
+	s := fmt.Sprintf("%s %q has been paused since %s", what, name, p.Since.UTC().Format(time.RFC3339))
+	if !p.Until.IsZero() {
+		s += " until " + p.Until.UTC().Format(time.RFC3339)
 	}
-	s += " has been paused since " + p.Since.UTC().Format(time.RFC3339)
 	if p.Note != "" {
 		s += " (" + p.Note + ")"
 	}
@@ -50,7 +66,94 @@ const maxNote = 1000
 const (
 	pausesQueue = "queue"
 	pausesKind  = "kind"
+	pausesLimit = "limit"
+
+	inForce = `(until is null or until > statement_timestamp())` // of a row of pauses
 )
+
+// Pause pauses what p names, inside db: one queue, kind or limit, until p.Until, or for p.For, by the
+// database's clock, or without both until Resume. It ends by itself within two seconds after that time.
+// Pausing it again replaces its time and its note. For a queue or a kind it is PauseQueue or PauseKind.
+//
+// Of a limit no more jobs are let in, as with the zero Limit: those that run go on, and those that were let
+// in still start. The others wait, and keep to the limit when the pause is over. A handler asks for it with
+// LimitFull. A family of limits cannot be paused.
+func (q *Queue) Pause(ctx context.Context, db DB, p Pause) error {
+	what, name := p.what()
+	if p.For < 0 || p.For > maxDelay || p.For > 0 && !p.Until.IsZero() {
+		return invalid("For", "is %s; 0 to 100 years is possible, and not with Until", p.For)
+	}
+	at, err := storedTime("Until", p.Until)
+	var until, after any
+	if p.For > 0 {
+		after = p.For.Microseconds()
+	} else if !at.IsZero() {
+		until = at
+	}
+	if len(p.Note) > maxNote {
+		return invalid("note", "has %d bytes; at most %d", len(p.Note), maxNote)
+	}
+	if err := cmp.Or(err, p.check(), checkText("note", p.Note)); err != nil {
+		return err
+	}
+	defer q.pauses.forget()
+	if err := q.sendBare(ctx, db, pauseIt, []any{what, name, until, after, p.Note, false}, row(nil)); err != nil {
+		return fmt.Errorf("onceq: pausing %s %q: %w", what, name, err)
+	}
+	return nil
+}
+
+// check checks what p names.
+func (p Pause) check() error {
+	switch what, name := p.what(); {
+	case name == "" || name != p.Queue+p.Kind+p.Limit:
+		return invalid("Pause", "must name one queue, kind or limit")
+	case what == pausesLimit:
+		_, err := limitLine(what, name, false)
+		return err
+	default:
+		return checkName(what, name, MaxNameBytes)
+	}
+}
+
+// Resume ends a pause of what p names, inside db, and reports whether it was paused. Nothing else of p
+// counts. It is ResumeQueue for limits too, of which workers let in jobs again at once.
+func (q *Queue) Resume(ctx context.Context, db DB, p Pause) (was bool, err error) {
+	what, name := p.what()
+	if err := p.check(); err != nil {
+		return false, err
+	}
+	defer q.pauses.forget()
+	if err := q.sendBare(ctx, db, resumeIt, []any{what, name}, row(&was)); err != nil {
+		return false, fmt.Errorf("onceq: resuming %s %q: %w", what, name, err)
+	}
+	return was, nil
+}
+
+// These call functions of the schema.
+const (
+	pauseIt = `
+select 1 from onceq.pause($1::text, $2::text, $3::timestamptz, $4::bigint, $5::text, $6::bool) f`
+	resumeIt = `select f from onceq.resume($1::text, $2::text) f`
+)
+
+// pauseFull pauses the limits that handlers said are full, and never makes a pause shorter. If that fails,
+// the jobs come again later.
+func (q *Queue) pauseFull(ctx context.Context, db DB, by way, outcomes []outcome) {
+	for i, o := range outcomes {
+		if o.full == 0 {
+			continue
+		}
+		l := o.lease
+		note := fmt.Sprintf("the handler of job %d said so (LimitFull)", l.ID)
+		args := []any{pausesLimit, l.Limit, nil, o.full.Microseconds(), note, true}
+		if err := q.send(ctx, db, by, pauseIt, args, row(nil)); err != nil {
+			outcomes[i].delay = o.full
+			q.log.WarnContext(ctx, "onceq: a limit that is full was not paused", slog.String("limit", l.Limit),
+				slog.Any("error", err))
+		}
+	}
+}
 
 // PauseQueue pauses a queue, inside db: from within two seconds after its commit on, no worker, Drain or Claim takes a job of
 // it, in any process, until ResumeQueue. Jobs that run go on, also when they were claimed in that moment. Enqueueing,
@@ -60,68 +163,34 @@ const (
 // Its jobs that a limit or a lane has let in keep their places and slots. So jobs of other queues with the same limit may stand
 // still: give these a limit of their own, or cancel or move those that have the places, or raise the limit (SetLimit).
 func (q *Queue) PauseQueue(ctx context.Context, db DB, queue, note string) error {
-	return q.pause(ctx, db, pausesQueue, queue, note)
+	return q.Pause(ctx, db, Pause{Queue: queue, Note: note})
 }
 
 // ResumeQueue ends a pause of a queue, inside db, and reports whether it was paused. Workers take its jobs again within two
 // seconds, in the order in which they were due; those that a worker had claimed, and gave back because of the pause, come last.
 func (q *Queue) ResumeQueue(ctx context.Context, db DB, queue string) (was bool, err error) {
-	return q.resume(ctx, db, pausesQueue, queue)
+	return q.Resume(ctx, db, Pause{Queue: queue})
 }
 
 // PauseKind is PauseQueue for the jobs of a kind, in every queue. The other kinds of these queues go on, so QueueStats.Paused
 // does not show it; Pauses does. A schedule (onceqcron) whose jobs are of the kind goes on to enqueue them. Jobs of other kinds
 // with the same limit may stand still, as with PauseQueue; but moving those that have the places does not help.
 func (q *Queue) PauseKind(ctx context.Context, db DB, kind, note string) error {
-	return q.pause(ctx, db, pausesKind, kind, note)
+	return q.Pause(ctx, db, Pause{Kind: kind, Note: note})
 }
 
 // ResumeKind is ResumeQueue for a kind. A queue that is paused itself stays so.
 func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, err error) {
-	return q.resume(ctx, db, pausesKind, kind)
+	return q.Resume(ctx, db, Pause{Kind: kind})
 }
 
-const writePause = `
-insert into onceq.pauses (what, name, paused_at, note) values ($1::text, $2::text, statement_timestamp(), $3::text)
-on conflict (name, what) do update set note = excluded.note
-returning 1`
-
-func (q *Queue) pause(ctx context.Context, db DB, what, name, note string) error {
-	if err := checkName(what, name, MaxNameBytes); err != nil {
-		return err
-	}
-	if len(note) > maxNote {
-		return invalid("note", "has %d bytes; at most %d", len(note), maxNote)
-	}
-	if err := checkText("note", note); err != nil {
-		return err
-	}
-	defer q.pauses.forget()
-	if err := q.sendBare(ctx, db, writePause, []any{what, name, note}, row(nil)); err != nil {
-		return fmt.Errorf("onceq: pausing %s %q: %w", what, name, err)
-	}
-	return nil
-}
-
-func (q *Queue) resume(ctx context.Context, db DB, what, name string) (was bool, err error) {
-	const end = `delete from onceq.pauses where what = $1::text and name = $2::text returning true`
-	if err := checkName(what, name, MaxNameBytes); err != nil {
-		return false, err
-	}
-	defer q.pauses.forget()
-	err = q.sendBare(ctx, db, end, []any{what, name}, row(&was))
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return false, fmt.Errorf("onceq: resuming %s %q: %w", what, name, err)
-	}
-	return was, nil
-}
-
-// Pauses lists what is paused, queues first, by name. A nil db is the pool.
+// Pauses lists what is paused, queues first, then limits, by name. A nil db is the pool.
 func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
 	if db == nil {
 		db = q.pool
 	}
-	const read = `select what, name, paused_at, note from onceq.pauses order by what desc, name`
+	const read = `
+select what, name, paused_at, note, until from onceq.pauses where ` + inForce + ` order by what desc, name`
 	var all []Pause
 	err := q.send(ctx, db, asIs, read, nil, each(func(rows pgx.Rows) error {
 		var p Pause
@@ -137,9 +206,15 @@ func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
 
 func (p *Pause) scan(rows pgx.Rows) error {
 	var what, name string
-	err := rows.Scan(&what, &name, &p.Since, &p.Note)
-	if p.Queue = name; what == pausesKind {
-		p.Queue, p.Kind = "", name
+	var until *time.Time
+	err := rows.Scan(&what, &name, &p.Since, &p.Note, &until)
+	switch p.Until = orZero(until); what {
+	case pausesKind:
+		p.Kind = name
+	case pausesLimit:
+		p.Limit = name
+	default:
+		p.Queue = name
 	}
 	return err
 }
@@ -166,8 +241,11 @@ func (p *pauses) none() bool {
 	return k != nil && time.Since(k.at) < pausesOld && len(k.queues) == 0 && len(k.kinds) == 0
 }
 
+// claimedOf is for the pauses that keep workers from claiming: those of queues and kinds.
+const claimedOf = `what <> 'limit' and ` + inForce
+
 // readPauses is small, and most often it returns no rows.
-const readPauses = `select what, name from onceq.pauses`
+const readPauses = `select what, name from onceq.pauses where ` + claimedOf
 
 // along returns the statement to send with a claim, or nil if what is known is fresh.
 func (p *pauses) along() *along {

@@ -587,6 +587,9 @@ turns as (
    where ctid = any (array (
          select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond' for update skip locked))
 ),
+pauses as (
+  delete from onceq.pauses where until <= statement_timestamp()
+),
 rates as (
   delete from onceq.limit_rates
    where ctid = any (array (

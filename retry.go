@@ -32,6 +32,7 @@ type retryAfter struct {
 	reset bool     // Reschedule: the run went well
 	wait  *waitFor // what Await or Sleep waits for
 	free  bool     // err spends no attempt: the handler was not called, or did nothing
+	full  bool     // LimitFull
 }
 
 func (e *retryAfter) Error() string {
@@ -54,6 +55,21 @@ func RetryAfter(d time.Duration, err error) error {
 		return nil
 	}
 	return &retryAfter{d: d, err: err}
+}
+
+// LimitFull says that the provider behind the job's limit takes no more calls for so long, as its
+// Retry-After says. It pauses the limit for all jobs (Queue.Pause) and gives this one back to wait for
+// that, before those that have come since. It spends no attempt, and err is recorded. A longer pause stays
+// as it is. A job without a limit runs again after d, and spends no attempt either. A nil err gives nil,
+// and a d of 0 or less counts as a second.
+func LimitFull(d time.Duration, err error) error {
+	if err == nil {
+		return nil
+	}
+	if d <= 0 {
+		d = snoozeUnset
+	}
+	return &retryAfter{d: d, err: err, free: true, full: true}
 }
 
 // Snooze runs the job again after d, without spending an attempt and without recording an error. What a handler's
@@ -175,10 +191,7 @@ func (l *Lease) failure(err error) outcome {
 		var held *HeldError
 		o.own = errors.As(err, &held) && held.JobID == l.ID
 	case again != nil && (again.err == nil || again.free):
-		o.delay, o.reset, o.wait, o.asked = again.d, again.reset, again.wait, !again.free
-		if again.err != nil {
-			o.err = errorText(err.Error())
-		}
+		o.freely(again)
 	case errors.As(err, &inFlight) && onlyWishes(err):
 		o.delay = inFlight.RetryAfter // somebody else is doing the work: this run did not fail
 	default:
@@ -197,6 +210,17 @@ func (l *Lease) failure(err error) outcome {
 	}
 	o.delay = min(max(0, o.delay), maxDelay)
 	return o
+}
+
+// freely makes o one that spends no attempt.
+func (o *outcome) freely(again *retryAfter) {
+	o.delay, o.reset, o.wait, o.asked = again.d, again.reset, again.wait, !again.free || again.full
+	if again.err != nil {
+		o.err = errorText(o.cause.Error())
+	}
+	if again.full && o.lease.Limit != "" {
+		o.delay, o.full = 0, min(again.d, maxDelay)
+	}
 }
 
 // askBackoff asks the kind's Backoff. If that panics or ends its goroutine, the delay stays.

@@ -44,8 +44,8 @@
 --                they end. The Reaper deletes the rows of killed workers.
 --   job_counts   One row for each minute, queue and kind of which a worker has counted something, for plots. All workers add to it,
 --                once a minute each. The Reaper deletes it after a day.
---   pauses       One row for each queue or kind that is paused. PauseQueue and PauseKind insert it, ResumeQueue and ResumeKind
---                delete it. Workers read it about twice a second, together with their claims.
+--   pauses       One row for each queue, kind or limit that is paused. Pause and LimitFull insert it; Resume, or the Reaper after
+--                its end, deletes it. Workers read it about twice a second, together with their claims.
 --   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
 --   schedule_ticks  One row for each tick that was fired, and for each run of missed or paused ones. Ticks insert it, and delete those
 --                that were kept long enough.
@@ -372,12 +372,13 @@ create table {{.schema}}.job_counts (
   primary key (minute, queue, kind)
 ) with (fillfactor = 50);
 
--- Queues and kinds of which workers claim nothing.
+-- Queues and kinds of which workers claim nothing, and limits into which nobody lets a job.
 create table {{.schema}}.pauses (
-  what      text collate "C" not null check (what in ('queue', 'kind')),
+  what      text collate "C" not null check (what in ('queue', 'kind', 'limit')),
   name      text collate "C" not null,
   paused_at timestamptz not null,
   note      text        not null,         -- who paused it, and why
+  until     timestamptz,                  -- when it ends by itself; null: never. The row stays a while
   primary key (name, what)
 );
 
@@ -796,7 +797,9 @@ begin
               where not exists (select from {{.schema}}.jobs where id = w.id offset 0)
               limit l.n) w
        where not exists (select from {{.schema}}.lane_limits s
-                          where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and (s.lowered or s.rate is not null) offset 0);
+                          where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and (s.lowered or s.rate is not null) offset 0)
+         and not exists (select from {{.schema}}.pauses p
+                          where p.what = 'limit' and p.name = substr(l.lane, 2) and (p.until is null or p.until > now) offset 0);
       came := came || froms; comes := comes || found; live := live || found;
     end if;
   end if;
@@ -1029,6 +1032,8 @@ begin
                 for update skip locked) w
        where not exists (select from {{.schema}}.lane_limits
                           where lane = any (array[line, left(line, strpos(substr(line, 2), '/') + 1)]) and (lowered or rate is not null) offset 0)
+         and not exists (select from {{.schema}}.pauses p
+                          where p.what = 'limit' and p.name = substr(line, 2) and (p.until is null or p.until > statement_timestamp()) offset 0)
        limit 1;
     end if;
     if came is null then
@@ -1899,6 +1904,8 @@ begin
   -- started for a while (rested).
   foreach line in array lines loop
     continue when line not like '/%';
+    continue when exists (select from {{.schema}}.pauses p -- whose end has its own call
+                           where p.what = 'limit' and p.name = substr(line, 2) and (p.until is null or p.until > now));
     select least(1000, o.n - live.n) into room
       from (select coalesce((select n from {{.schema}}.lane_limits where lane = line),
                             (select n from {{.schema}}.lane_limits where lane = left(line, strpos(substr(line, 2), '/') + 1)), 1) as n offset 0) o
@@ -2222,6 +2229,41 @@ begin
 end
 $set_limit$;
 
+-- Pauses a queue, a kind or a limit, until a time or for so many microseconds (delay), or until somebody resumes it. With longer it only
+-- makes a pause longer that has an end. When the pause of a limit ends, promoters look at it.
+create function {{.schema}}.pause(what text, name text, until timestamptz, delay bigint, note text, longer boolean) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $pause$
+#variable_conflict use_column
+declare
+  now timestamptz := statement_timestamp();
+  ends timestamptz := coalesce(pause.until, now + delay::float8 * interval '1 microsecond');
+begin
+  insert into {{.schema}}.pauses as p (what, name, paused_at, note, until) values (pause.what, pause.name, now, pause.note, ends)
+  on conflict (name, what) do update
+    set paused_at = case when p.until <= now then now else p.paused_at end, note = excluded.note, until = excluded.until
+    where not longer or p.until < excluded.until;
+  if pause.what = 'limit' and ends < 'infinity' then
+    perform {{.schema}}.call(array['/' || pause.name], ends);
+  end if;
+end
+$pause$;
+
+-- Ends a pause, and returns whether there was one.
+create function {{.schema}}.resume(what text, name text) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $resume$
+#variable_conflict use_column
+declare
+  now timestamptz := statement_timestamp();
+  was boolean;
+begin
+  delete from {{.schema}}.pauses p where p.what = resume.what and p.name = resume.name returning coalesce(p.until > now, true) into was;
+  if resume.what = 'limit' and was then
+    perform {{.schema}}.call(array['/' || resume.name], now);
+  end if;
+  return coalesce(was, false);
+end
+$resume$;
+
 -- Enqueues one job that says more than a plain one, or that somebody may wait for, with a new id of the sequence ids or one that was drawn: with a key, its fence is taken first, or taken over if it
 -- is no longer in force (take_fence; not with an id that was drawn). A job without a line is live at once. One with a lane or a limit waits in line, and the line is called: it writes
 -- nothing that another transaction of the lane could wait for. A job is never due before it is enqueued: claims do not look that far before
@@ -2409,7 +2451,7 @@ begin
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
      where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('call', 'emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
-                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'enqueue_one', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
+                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'pause', 'resume', 'enqueue_one', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -2574,7 +2616,9 @@ select v.queue,
 create view {{.schema}}.v_backlog as
 select j.queue,
        count(*) filter (where not j.blocked and j.run_at <= statement_timestamp() and (j.leased_until is null or j.leased_until <= statement_timestamp())
-                          and not exists (select from {{.schema}}.pauses p where p.what = 'queue' and p.name = j.queue or p.what = 'kind' and p.name = j.kind)) as due,
+                          and not exists (select from {{.schema}}.pauses p
+                                           where (p.what = 'queue' and p.name = j.queue or p.what = 'kind' and p.name = j.kind)
+                                             and (p.until is null or p.until > statement_timestamp()))) as due,
        count(*) filter (where j.leased_until > statement_timestamp()) as running,
        count(*) filter (where j.blocked and j.run_at <= statement_timestamp()) as blocked
   from (select queue, kind, run_at, leased_until, false as blocked from {{.schema}}.jobs
@@ -2644,9 +2688,9 @@ select id, host, process, version, queues, kinds, started_at, seen_at, seen_at <
        stuck, pool
   from {{.schema}}.workers;
 
--- What is paused: queues and kinds.
+-- What is paused: queues, kinds and limits.
 create view {{.schema}}.v_pauses as
-select what, name, paused_at, note from {{.schema}}.pauses;
+select what, name, paused_at, note, until from {{.schema}}.pauses where until is null or until > statement_timestamp();
 
 -- Schedules, each with its latest tick.
 create view {{.schema}}.v_schedules as
@@ -3169,6 +3213,8 @@ drop function {{.schema}}.settle_limits();
 drop function {{.schema}}.take_slots(text, bigint[], integer[], bigint[]);
 drop function {{.schema}}.rate_of(text, timestamptz);
 drop function {{.schema}}.set_limit(text, integer, bigint, bigint, integer, boolean);
+drop function {{.schema}}.resume(text, text);
+drop function {{.schema}}.pause(text, text, timestamptz, bigint, text, boolean);
 drop function {{.schema}}.go_live(bigint[], timestamptz[], boolean[], timestamptz, bigint, bigint, boolean);
 drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[]);
 drop function {{.schema}}.call(text[], timestamptz);

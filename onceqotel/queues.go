@@ -125,6 +125,8 @@ func (g *gauges) observe(o metric.Observer, w *watch) {
 		what := queueKey.String(p.Queue)
 		if p.Kind != "" {
 			what = kindKey.String(p.Kind)
+		} else if p.Limit != "" {
+			what = limitKey.String(p.Limit)
 		}
 		o.ObserveFloat64(g.paused, max(0, time.Since(p.Since)).Seconds(), metric.WithAttributes(what))
 	}

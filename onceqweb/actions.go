@@ -102,6 +102,7 @@ type asked struct {
 	to       string // the queue to which jobs move
 	until    time.Time
 	limit    onceq.Limit
+	pause    time.Duration // for how long; 0 until somebody resumes it
 	result   any
 	values   url.Values
 }
@@ -562,10 +563,15 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 		case a.What == "resolve-key" && values.Get("key") == "":
 			return nil, bad("a key is missing")
 		}
-	case "pause-queue", "resume-queue", "pause-kind", "resume-kind":
+	case "pause-queue", "resume-queue", "pause-kind", "resume-kind", "pause-limit", "resume-limit":
 		why = strings.HasPrefix(a.What, "pause")
 		if a.About, err = field(values, "name"); err != nil || a.About == "" {
-			return nil, bad("the name of a queue or a kind is missing")
+			return nil, bad("the name of a queue, a kind or a limit is missing")
+		}
+		if text := strings.TrimSpace(values.Get("for")); text != "" {
+			if a.pause, err = time.ParseDuration(text); err != nil {
+				return nil, bad("for is not a time such as 10m or 24h")
+			}
 		}
 	case "lane-limit", "remove-lane-limit":
 		why = true
@@ -714,7 +720,7 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		return to, state(after.State, err)
 	case "resolve-key":
 		return h.key(ctx, tx, a)
-	case "pause-queue", "pause-kind", "resume-queue", "resume-kind":
+	case "pause-queue", "pause-kind", "pause-limit", "resume-queue", "resume-kind", "resume-limit":
 		return "./?", h.pause(ctx, tx, a)
 	case "lane-limit", "remove-lane-limit":
 		return "./lanes?", h.lane(ctx, tx, a)
@@ -752,21 +758,24 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 // pause pauses or resumes a queue or a kind.
 func (h *Handler) pause(ctx context.Context, tx pgx.Tx, a *asked) (err error) {
 	name, was := a.About, true
-	a.Outcome = "workers take its jobs again"
-	switch note := a.Who + ": " + a.Why; a.What {
-	case "pause-queue":
-		err, a.Outcome = h.q.PauseQueue(ctx, tx, name, note), "no worker takes its jobs until somebody resumes it"
-	case "pause-kind":
-		err, a.Outcome = h.q.PauseKind(ctx, tx, name, note), "no worker takes its jobs until somebody resumes it"
-	case "resume-queue":
-		was, err = h.q.ResumeQueue(ctx, tx, name)
-	case "resume-kind":
-		was, err = h.q.ResumeKind(ctx, tx, name)
+	p := onceq.Pause{For: a.pause, Note: a.Who + ": " + a.Why}
+	do, what, _ := strings.Cut(a.What, "-")
+	switch what {
+	case "queue":
+		p.Queue = name
+	case "kind":
+		p.Kind = name
+	default:
+		p.Limit = name
+	}
+	if a.Outcome = "workers take its jobs again"; do == "resume" {
+		was, err = h.q.Resume(ctx, tx, p)
+	} else if err, a.Outcome = h.q.Pause(ctx, tx, p), "no worker takes its jobs until somebody resumes it"; p.For > 0 {
+		a.Outcome = fmt.Sprintf("no worker takes its jobs for %s, or until somebody resumes it", p.For)
 	}
 	if !was && err == nil {
 		a.Outcome = "it was not paused"
 	}
-	_, what, _ := strings.Cut(a.What, "-")
 	a.About = fmt.Sprintf("%s %q", what, name)
 	return err
 }

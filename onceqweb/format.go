@@ -128,7 +128,7 @@ func advise(f onceq.Finding) advice {
 		return advice{sentence(f.Advice), jobs("state", "dead"), "Its dead jobs"}
 	case f.What == "versions":
 		return advice{"Finish the deploy: end these processes, or find out why they were not replaced. The workers are below.", "", ""}
-	case f.What == "late", f.What == "missed", f.What == "duplicate", f.What == "paused" && f.Queue+f.Kind == "":
+	case f.What == "late", f.What == "missed", f.What == "duplicate", f.What == "paused" && f.Queue+f.Kind == "" && !strings.HasPrefix(f.Detail, "limit "):
 		return advice{sentence(f.Advice), "./schedules", "The schedules"}
 	case f.What == "paused":
 		return advice{"Resume it below when the reason is over.", "", ""}

@@ -37,7 +37,7 @@ type Viewer struct {
 
 	Run    bool // let jobs run: retry, redrive, fire and back-fill schedules
 	Change bool // cancel, discard and move jobs
-	Decide bool // say what happened to effects; set limits; pause and resume queues, kinds and schedules
+	Decide bool // say what happened to effects; set limits; pause and resume queues, kinds, limits and schedules
 	Act    bool // all three
 }
 
@@ -49,7 +49,7 @@ func (v Viewer) may(do string) (may, known bool) {
 	case "cancel", "cancel-many", "cancel-group", "discard", "discard-many", "move", "move-many":
 		return v.Change, true
 	case "resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit",
-		"pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind":
+		"pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind", "pause-limit", "resume-limit":
 		return v.Decide, true
 	}
 	return v.Run || v.Change || v.Decide, false

@@ -614,7 +614,7 @@ func TestViewer_Rights(t *testing.T) {
 	rights := map[string][]string{
 		"run":    {"retry", "redrive", "redrive-many", "fire", "backfill"},
 		"change": {"cancel", "cancel-many", "cancel-group", "discard", "discard-many", "move", "move-many"},
-		"decide": {"resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit", "pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind"},
+		"decide": {"resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit", "pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind", "pause-limit", "resume-limit"},
 	}
 	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "provider", onceq.Limit{AtOnce: 1}))
 	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, "nobodys", "x"))
@@ -653,7 +653,7 @@ func TestViewer_Rights(t *testing.T) {
 	}
 	trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{Limit: 1000})
 	require.NoError(t, err)
-	require.Len(t, trail, 2*(5+7+13), "each that was refused")
+	require.Len(t, trail, 2*(5+7+15), "each that was refused")
 }
 
 // What differs between two jobs by their payloads, metadata, results and notes alone is nowhere in what a viewer without Payloads
@@ -1096,6 +1096,11 @@ func TestActions(t *testing.T) {
 	s.act("do", "resume-queue", "name", "mail")
 	s.act("do", "resume-kind", "name", "remind")
 	require.Contains(t, s.act("do", "resume-kind", "name", "remind"), "it was not paused")
+	page := s.act("do", "pause-limit", "name", "provider", "for", "10m", "why", "429")
+	require.Contains(t, page, "no worker takes its jobs for 10m0s")
+	require.Contains(t, page, "limit provider</th>")
+	require.Contains(t, s.get("lanes?limit=provider", http.StatusOK), "it is paused until")
+	require.NotContains(t, s.act("do", "resume-limit", "name", "provider"), "limit provider</th>")
 	s.act("do", "pause-kind", "name", "welcome", "why", "x")
 	pauses, err := q.Pauses(ctx, db.Pool)
 	require.NoError(t, err)
@@ -1104,8 +1109,8 @@ func TestActions(t *testing.T) {
 
 	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
 	require.NoError(t, err)
-	require.Len(t, trail, 21)
-	require.Equal(t, "the relay is back", trail[20].Why)
+	require.Len(t, trail, 23)
+	require.Equal(t, "the relay is back", trail[22].Why)
 	for _, a := range trail {
 		require.Equal(t, "ada@example.com", a.Who)
 		require.NotEmpty(t, a.Outcome)
@@ -1143,6 +1148,7 @@ func TestActions_RefusedChangeNothingAndAreInTheTrail(t *testing.T) {
 		{400, "choose what is true", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "x", "why", "x")},
 		{400, "name of a queue", form("do", "pause-queue", "why", "x")},
 		{400, "say why", form("do", "pause-queue", "name", "mail")},
+		{400, "for is not a time", form("do", "pause-queue", "name", "mail", "for", "soon", "why", "x")},
 		{400, "no such action", form("do", "drop table")},
 		{400, "id is missing", form("do", "cancel")},
 		{400, "not a number", form("do", "cancel", "id", "1; drop table onceq.jobs")},

@@ -106,6 +106,7 @@ union all select format('lane %s has %s live jobs, its limit is %s', lane, live,
 union all select format('lane %s has %s live jobs and %s that wait, its limit is %s, and nobody was called', lane, live, waiting, n) from lane
            where waiting > 0 and live < n
              and not exists (select from onceq.lane_calls c where c.lane = any (array[lane.lane, left(lane.lane, strpos(substr(lane.lane, 2), '/') + 1)]))
+             and not exists (select from onceq.pauses p where p.what = 'limit' and '/' || p.name = lane.lane)
              and not exists (select from onceq.lane_calls c where c.slot = -1 and strpos(c.lane, E'\x1f') > 0 and lane.lane > substr(c.lane, strpos(c.lane, E'\x1f') + 1)
                                 and split_part(c.lane, E'\x1f', 1) = any (array['', left(lane.lane, strpos(substr(lane.lane, 2), '/') + 1)]))
              and not exists (select from h where split_part(h.lane, E'\x1f', 1) = lane.lane and h.lane_rule & 2 = 2 and h.state in (6, 8))

@@ -208,7 +208,7 @@ update onceq.waiters set idle_until = idle_until` + by
 		args      []any
 	}{
 		{statement, []any{d.Microseconds()}},
-		{`update onceq.pauses set paused_at = paused_at` + by, []any{d.Microseconds()}},
+		{`update onceq.pauses set paused_at = paused_at` + by + `, until = until` + by, []any{d.Microseconds()}},
 		{`update onceq.workers set started_at = started_at` + by + `, seen_at = seen_at` + by, []any{d.Microseconds()}},
 		{`update onceq.job_counts set minute = minute + ` + away, nil},
 		{`update onceq.job_counts set minute = minute - ` + away + by, []any{d.Microseconds()}},

@@ -425,10 +425,6 @@ func advice(f onceq.Finding) string {
 		return fmt.Sprintf("look at what its workers logged last, and at their memory (onceq jobs explain %d); by itself it is dead after a few more; onceq jobs cancel %d ends it now", f.JobID, f.JobID)
 	case f.What == "versions":
 		return "finish the deploy: end these processes, or find out why they were not replaced; onceq workers lists all"
-	case f.What == "paused" && f.Kind != "":
-		return "onceq resume --kind " + quoteArg(f.Kind) + ", when the reason is over"
-	case f.What == "paused":
-		return "onceq resume --queue " + quoteArg(f.Queue) + ", when the reason is over"
 	case f.What == "group":
 		return fmt.Sprintf("onceq groups show %d says which; onceq jobs redrive --group %d runs the dead ones again, onceq jobs discard --group %d goes on without them; onceq groups cancel %d ends all of it", f.JobID, f.JobID, f.JobID, f.JobID)
 	case f.What == "lane" && f.JobID != 0:
@@ -442,8 +438,9 @@ func advice(f onceq.Finding) string {
 func (x *examination) pauses(ctx context.Context) error {
 	pauses, err := x.a.q.Pauses(ctx, x.a.pool)
 	for _, p := range pauses {
+		text := fmt.Sprintf("onceq resume --%s %s, when the reason is over", whatOf(p), quoteArg(p.Queue+p.Kind+p.Limit))
 		x.put(finding{
-			Level: "warning", What: "paused", Detail: p.String(), Advice: advice(onceq.Finding{What: "paused", Queue: p.Queue, Kind: p.Kind}),
+			Level: "warning", What: "paused", Detail: p.String(), Advice: text,
 			Queue: p.Queue, Kind: p.Kind, Since: p.Since,
 		})
 	}

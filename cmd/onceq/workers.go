@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -72,7 +71,7 @@ is frozen, or has lost the database. It is trouble if handlers that do not retur
 func (a *app) pausesCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "pauses",
-		Short: "Say which queues and kinds are paused, since when and why",
+		Short: "Say which queues, kinds and limits are paused, since when and why",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.connect(cmd.Context(), true); err != nil {
@@ -91,13 +90,9 @@ func (a *app) pausesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := newTable("WHAT", "NAME", "PAUSED", "NOTE")
+			t := newTable("WHAT", "NAME", "PAUSED", "UNTIL", "NOTE")
 			for _, p := range pauses {
-				what := "queue"
-				if p.Kind != "" {
-					what = "kind"
-				}
-				t.add(what, cmp.Or(p.Queue, p.Kind), ago(now.Sub(p.Since))+" ago", p.Note)
+				t.add(whatOf(p), p.Queue+p.Kind+p.Limit, ago(now.Sub(p.Since))+" ago", stamp(p.Until), p.Note)
 			}
 			a.print(t, "Nothing is paused.")
 			return nil
@@ -105,30 +100,55 @@ func (a *app) pausesCommand() *cobra.Command {
 	}
 }
 
+// whatOf is what a pause is of.
+func whatOf(p onceq.Pause) string {
+	switch {
+	case p.Kind != "":
+		return "kind"
+	case p.Limit != "":
+		return "limit"
+	}
+	return "queue"
+}
+
+// named names what a pause is of, as the beginning of a sentence.
+func named(p onceq.Pause) string {
+	what := whatOf(p)
+	return fmt.Sprintf("%s%s %q", strings.ToUpper(what[:1]), what[1:], p.Queue+p.Kind+p.Limit)
+}
+
 func (a *app) pauseCommand() *cobra.Command {
-	return a.pausing("pause", "Stop workers from taking jobs of a queue or a kind, until resume",
-		`pause stops all workers, in every process, within two seconds, from taking jobs of a queue, or of a kind in every queue. Jobs that run go on, and
-enqueueing works as always. It lasts until onceq resume, through restarts and deploys.`,
-		func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (string, bool, error) {
-			note := a.person()
-			if why != "" {
-				note += ": " + why
+	var until string
+	var during time.Duration
+	cmd := a.pausing("pause", "Stop workers from taking jobs of a queue, a kind or a limit, until a time or resume",
+		`pause stops all workers, in every process, within two seconds, from taking jobs of a queue, or of a kind in every queue. Of a limit no more jobs are
+let in. Jobs that run go on, and enqueueing works as always. It lasts until --until, or for --for, or until onceq resume, through restarts and deploys.`,
+		func(ctx context.Context, tx pgx.Tx, p onceq.Pause, why string) (string, bool, error) {
+			if p.Note = a.person(); why != "" {
+				p.Note += ": " + why
 			}
-			said, err := fmt.Sprintf("Queue %q is paused.", queue), error(nil)
-			if kind != "" {
-				said, err = fmt.Sprintf("Kind %q is paused.", kind), a.q.PauseKind(ctx, tx, kind, note)
-			} else {
-				err = a.q.PauseQueue(ctx, tx, queue, note)
+			if p.For = during; until != "" {
+				var err error
+				if p.Until, err = time.Parse(time.RFC3339, until); err != nil {
+					return "", false, usagef("--until is %q; say it as 2026-11-29T21:00:00Z, or use --for", until)
+				}
 			}
-			if err != nil {
+			if err := a.q.Pause(ctx, tx, p); err != nil {
 				return "", false, err
 			}
-			known, err := a.known(ctx, tx, queue, kind)
+			said := named(p) + " is paused."
+			if p.Limit != "" {
+				return said, true, nil
+			}
+			known, err := a.known(ctx, tx, p.Queue, p.Kind)
 			if err == nil && !known {
 				said += " No worker has it, and there is no job of it: is that its name?"
 			}
 			return said, true, err
 		})
+	cmd.Flags().StringVar(&until, "until", "", "when it ends by itself, as 2026-11-29T21:00:00Z")
+	cmd.Flags().DurationVar(&during, "for", 0, "how long it lasts, as 10m, instead of --until")
+	return cmd
 }
 
 // known reports whether any worker or job has the queue or the kind.
@@ -147,30 +167,29 @@ func (a *app) known(ctx context.Context, tx pgx.Tx, queue, kind string) (bool, e
 }
 
 func (a *app) resumeCommand() *cobra.Command {
-	return a.pausing("resume", "Let workers take jobs of a paused queue or kind again",
+	return a.pausing("resume", "Let workers take jobs of a paused queue, kind or limit again",
 		"resume ends a pause: workers take the jobs again within two seconds, in the order in which they were due.",
-		func(ctx context.Context, tx pgx.Tx, queue, kind, _ string) (string, bool, error) {
-			what, name, call := "Queue", queue, a.q.ResumeQueue
-			if kind != "" {
-				what, name, call = "Kind", kind, a.q.ResumeKind
-			}
-			was, err := call(ctx, tx, name)
+		func(ctx context.Context, tx pgx.Tx, p onceq.Pause, _ string) (string, bool, error) {
+			was, err := a.q.Resume(ctx, tx, p)
 			if !was {
-				return fmt.Sprintf("%s %q was not paused. Nothing was changed.", what, name), false, err
+				return named(p) + " was not paused. Nothing was changed.", false, err
 			}
-			return fmt.Sprintf("%s %q goes on.", what, name), true, err
+			return named(p) + " goes on.", true, err
 		})
 }
 
 // pausing is a command that pauses or resumes, in one transaction with its line in the audit trail. If do reports that it has changed
 // nothing, there is no such line.
-func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (said string, changed bool, err error)) *cobra.Command {
-	var queue, kind, why string
+func (a *app) pausing(name, short, long string,
+	do func(ctx context.Context, tx pgx.Tx, p onceq.Pause, why string) (said string, changed bool, err error),
+) *cobra.Command {
+	var p onceq.Pause
+	var why string
 	cmd := &cobra.Command{
-		Use: name + " --queue QUEUE | --kind KIND", Short: short, Long: long, Args: cobra.NoArgs,
+		Use: name + " --queue QUEUE | --kind KIND | --limit LIMIT", Short: short, Long: long, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if (queue == "") == (kind == "") {
-				return usagef("%s what? Name one --queue or one --kind", name)
+			if len(slices.DeleteFunc([]string{p.Queue, p.Kind, p.Limit}, func(s string) bool { return s == "" })) != 1 {
+				return usagef("%s what? Name one --queue, one --kind or one --limit", name)
 			}
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
@@ -181,13 +200,10 @@ func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx 
 			err := a.inTx(ctx, func(tx pgx.Tx) error {
 				var changed bool
 				var err error
-				if said, changed, err = do(ctx, tx, queue, kind, why); err != nil || !changed {
+				if said, changed, err = do(ctx, tx, p, why); err != nil || !changed {
 					return err
 				}
-				about := fmt.Sprintf("queue %q", queue)
-				if kind != "" {
-					about = fmt.Sprintf("kind %q", kind)
-				}
+				about := fmt.Sprintf("%s %q", whatOf(p), p.Queue+p.Kind+p.Limit)
 				_, err = a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: name, About: about, Why: why, Outcome: said})
 				return err
 			})
@@ -201,7 +217,8 @@ func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx 
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&queue, "queue", "q", "", "the queue")
-	cmd.Flags().StringVarP(&kind, "kind", "k", "", "the kind, in every queue")
+	cmd.Flags().StringVarP(&p.Queue, "queue", "q", "", "the queue")
+	cmd.Flags().StringVarP(&p.Kind, "kind", "k", "", "the kind, in every queue")
+	cmd.Flags().StringVar(&p.Limit, "limit", "", "the limit")
 	return whyFlag(cmd, &why)
 }

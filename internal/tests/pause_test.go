@@ -3,6 +3,8 @@ package tests
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -380,4 +382,147 @@ func TestPause_AClaimDoesNotWaitForAnothersRead(t *testing.T) {
 	read(2)
 	require.NoError(t, locked.Rollback(ctx))
 	require.Equal(t, []int64{id}, idsOf(append(receive(t, claimed), receive(t, claimed)...)))
+}
+
+// A pause that has an end ends by itself, by the database's clock, and is not shown any more.
+func TestPause_Until(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	q := db.Queue
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: 5})
+	for _, p := range []onceq.Pause{
+		{Queue: onceq.DefaultQueue, For: time.Hour, Note: "ann"},
+		{Kind: limitedAlone.Name, Until: time.Now().Add(time.Hour)},
+		{Limit: "provider", For: time.Hour},
+	} {
+		require.NoError(t, q.Pause(ctx, db.Pool, p))
+		all, err := q.Pauses(ctx, db.Pool)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		require.WithinDuration(t, time.Now().Add(time.Hour), all[0].Until, time.Minute)
+		require.Contains(t, all[0].String(), " until ")
+		require.Equal(t, []string{p.Queue, p.Kind, p.Limit, p.Note}, []string{all[0].Queue, all[0].Kind, all[0].Limit, all[0].Note})
+
+		id := laneEnqueue(t, q, db.Pool, limitedAlone.Job(charge{1, 1}))[0]
+		require.Empty(t, laneClaim(t, q, 1), "%+v", p)
+		e, err := q.Explain(ctx, db.Pool, id)
+		require.NoError(t, err)
+		require.Contains(t, e.String(), all[0].String())
+		if p.Limit != "" {
+			l, err := q.Limit(ctx, db.Pool, "provider")
+			require.NoError(t, err)
+			require.Equal(t, &all[0], l.Pause)
+			require.Equal(t, all[0].String(), l.String())
+		}
+		db.Advance(5 * time.Minute)
+		found, err := q.Health(ctx)
+		require.NoError(t, err)
+		require.True(t, slices.ContainsFunc(found, func(f onceq.Finding) bool {
+			return f.What == "paused" && strings.Contains(f.Advice, "ends by itself")
+		}), found)
+		db.Advance(time.Hour)
+		all, err = q.Pauses(ctx, db.Pool)
+		require.NoError(t, err)
+		require.Empty(t, all)
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Zero(t, stats[0].Paused)
+		var leases []*onceq.Lease
+		eventually(t, "it goes on", func() bool { // what was read lately is not asked for each claim
+			leases = laneClaim(t, q, 1)
+			return len(leases) == 1
+		})
+		require.NoError(t, leases[0].Complete(ctx, nil))
+		was, err := q.Resume(ctx, db.Pool, p)
+		require.NoError(t, err)
+		require.False(t, was, "it has ended")
+	}
+
+	// It is resumed before its end, and the limit goes on.
+	require.NoError(t, q.Pause(ctx, db.Pool, onceq.Pause{Limit: "provider", For: time.Hour}))
+	laneEnqueue(t, q, db.Pool, limitedAlone.Job(charge{2, 2}))
+	require.Empty(t, laneClaim(t, q, 1))
+	was, err := q.Resume(ctx, db.Pool, onceq.Pause{Limit: "provider"})
+	require.NoError(t, err)
+	require.True(t, was)
+	require.Len(t, laneClaim(t, q, 1), 1)
+
+	var bad *onceq.InvalidError
+	for _, p := range []onceq.Pause{
+		{}, {Queue: "a", Kind: "b"}, {Limit: "a/"}, {Limit: "/a"}, {Queue: "a", For: -1},
+		{Queue: "a", For: time.Hour, Until: time.Now()}, {Queue: "a", Until: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)},
+	} {
+		require.ErrorAs(t, q.Pause(ctx, db.Pool, p), &bad, "%+v", p)
+	}
+	require.NoError(t, db.Check())
+}
+
+// LimitFull pauses the job's limit, so that no other job of it starts before its end, and spends no attempt.
+func TestLimitFull(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]onceq.Limit{"at once": {AtOnce: 1}, "a rate": {Max: 1, Per: 10 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := context.Background()
+			db := queuetest.New(t)
+			setLimit(t, db, "provider", limit)
+			for n := range 4 {
+				laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+			}
+			var full atomic.Bool
+			done := make(chan *onceq.Lease, 10)
+			started := make(chan time.Time, 10)
+			start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(
+				func(ctx context.Context, l *onceq.Lease, _ charge) error {
+					if full.CompareAndSwap(false, true) {
+						return fmt.Errorf("calling: %w", onceq.LimitFull(5*time.Second, errors.New("429")))
+					}
+					started <- sqlOne[time.Time](t, db, `select clock_timestamp()`)
+					done <- l
+					return nil
+				}))
+			until(t, db, `exists (select from onceq.pauses)`)
+			end := sqlOne[time.Time](t, db, `select until from onceq.pauses where what = 'limit' and name = 'provider'`)
+			until(t, db, `exists (select from onceq.job_waits where errors::text like '%calling: 429%')`)
+			before := 0
+			for range 4 {
+				l := receive(t, done)
+				require.Equal(t, 1, l.Attempt)
+				if receive(t, started).Before(end) {
+					before++
+				}
+			}
+			if limit.AtOnce > 0 {
+				require.Zero(t, before)
+			}
+			until(t, db, `not exists (select from onceq.jobs) and not exists (select from onceq.job_waits)`)
+			require.NoError(t, db.Check())
+
+			// A pause that is longer, or has no end, stays.
+			require.NoError(t, db.Queue.Pause(ctx, db.Pool, onceq.Pause{Limit: "provider", Note: "ann"}))
+			_, err := db.Pool.Exec(ctx, `select onceq.pause('limit', 'provider', null, 1000000, 'bob', true)`)
+			require.NoError(t, err)
+			all, err := db.Queue.Pauses(ctx, db.Pool)
+			require.NoError(t, err)
+			require.Equal(t, []any{"ann", true}, []any{all[0].Note, all[0].Until.IsZero()})
+		})
+	}
+}
+
+// Without a limit LimitFull gives the job back for so long.
+func TestLimitFull_WithoutALimit(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{Kind: "a", Payload: 1, MaxAttempts: 1})
+	l := laneClaim(t, db.Queue, 1)[0]
+	require.NoError(t, l.Fail(ctx, onceq.LimitFull(time.Hour, errors.New("429"))))
+	info, err := db.Queue.Get(ctx, db.Pool, l.ID)
+	require.NoError(t, err)
+	require.Equal(t, 0, info.Attempts)
+	require.Equal(t, "429", info.Errors[0].Error)
+	require.WithinDuration(t, time.Now().Add(time.Hour), info.RunAt, time.Minute)
+	require.NoError(t, onceq.LimitFull(time.Hour, nil))
+	require.True(t, onceq.IsFailure(onceq.LimitFull(time.Hour, errors.New("429"))))
 }

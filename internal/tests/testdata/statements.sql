@@ -1158,7 +1158,9 @@ select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application
  limit 5;
 
 -- health.go: pauses.old
-select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' order by what desc, name;
+select what, name, paused_at, note, until from onceq.pauses
+ where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' and (until is null or until > statement_timestamp())
+ order by what desc, name;
 
 -- health.go: readStill
 select s.lane, s.ids, -1
@@ -1342,13 +1344,13 @@ names as materialized (
   select pg_catalog.unnest($1::text[]) collate "C" as queue
   union
   select queue from (select queue from live union all select queue from waits union all select queue from past union all select queue from onceq.queues
-                      union all select name from onceq.pauses where what = 'queue') n
+                      union all select name from onceq.pauses where what = 'queue' and (until is null or until > statement_timestamp())) n
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - least(o.oldest, i.oldest)) * 1e6, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
-       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue),
+       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue and (until is null or until > statement_timestamp())),
        w.in_lane, w.in_limit, w.after_others
   from names n
  cross join lateral (
@@ -1683,7 +1685,7 @@ select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int
 -- limit_list.go: readLimitOf
 with x (lane) as (select $1::text collate "C"),
 l as (select x.lane,
-       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false), z.paused_at, z.until, z.note,
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
                select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
@@ -1715,6 +1717,9 @@ l as (select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+  left join lateral (
+       select paused_at, until, note from onceq.pauses
+        where what = 'limit' and name = pg_catalog.substr(x.lane, 2) and (until is null or until > statement_timestamp()) offset 0) z on true
  cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
@@ -1766,7 +1771,7 @@ with recursive x (lane, k) as (
               (select lane from onceq.lane_limits where lane > x.lane and lane < '0' and n is not null order by lane limit 1)), x.k + 1 from x where x.lane is not null and x.k < $2::int
 )
 select x.lane,
-       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false), z.paused_at, z.until, z.note,
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
                select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
@@ -1798,6 +1803,9 @@ select x.lane,
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+  left join lateral (
+       select paused_at, until, note from onceq.pauses
+        where what = 'limit' and name = pg_catalog.substr(x.lane, 2) and (until is null or until > statement_timestamp()) offset 0) z on true
  cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
@@ -1888,7 +1896,8 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
        array(select n from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
        array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1e6)::bigint
                from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
-       array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what),
+       array(select what from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp()) order by name, what),
+       array(select name from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp()) order by name, what),
        exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
                 cross join lateral (
                       select due from onceq.lane_calls
@@ -1931,7 +1940,8 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
        array(select n from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
        array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1e6)::bigint
                from seen where next <= statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'),
-       array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what);
+       array(select what from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp()) order by name, what),
+       array(select name from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp()) order by name, what);
 
 -- look.go: lookForNew
 with new as materialized (
@@ -1983,18 +1993,16 @@ effect as (
 select count(*) from moved;
 
 -- pause.go: Pauses.read
-select what, name, paused_at, note from onceq.pauses order by what desc, name;
+select what, name, paused_at, note, until from onceq.pauses where (until is null or until > statement_timestamp()) order by what desc, name;
+
+-- pause.go: pauseIt
+select 1 from onceq.pause($1::text, $2::text, $3::timestamptz, $4::bigint, $5::text, $6::bool) f;
 
 -- pause.go: readPauses
-select what, name from onceq.pauses;
+select what, name from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp());
 
--- pause.go: resume.end
-delete from onceq.pauses where what = $1::text and name = $2::text returning true;
-
--- pause.go: writePause
-insert into onceq.pauses (what, name, paused_at, note) values ($1::text, $2::text, statement_timestamp(), $3::text)
-on conflict (name, what) do update set note = excluded.note
-returning 1;
+-- pause.go: resumeIt
+select f from onceq.resume($1::text, $2::text) f;
 
 -- payload.go: explain.read
 select u.n, p.payload, p.payload_bytes
@@ -2343,6 +2351,9 @@ turns as (
   delete from onceq.turns
    where ctid = any (array (
          select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond' for update skip locked))
+),
+pauses as (
+  delete from onceq.pauses where until <= statement_timestamp()
 ),
 rates as (
   delete from onceq.limit_rates
