@@ -64,7 +64,7 @@ type claimer struct {
 	wake chan struct{} // holds one: think again. Anybody may send
 	mu   sync.Mutex    // guards what follows
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
-	// notifications, and one after lookMore and a time for that notification. Anybody may add to it.
+	// notifications. Anybody may add to it.
 	heard map[string]bool
 	came  []*Lease // of jobs in quarantine whose slots have come (rate.go); anybody may add to it
 }
@@ -178,15 +178,6 @@ func (c *claimer) hear(now time.Time) {
 			continue
 		}
 		c.hasJobs(c.byName[queue], notified, now)
-		if name, looks := moreOf(queue); looks > 0 { // a queue may have such a name
-			if f := c.byName[name]; f != nil {
-				if f.more.IsZero() {
-					f.moreFrom, f.moreJobs = now, 0
-				}
-				f.more = now.Add(looks + looksOn)
-				c.hasJobs(f, notified, now)
-			}
-		}
 	}
 	clear(c.heard)
 	c.came = slices.DeleteFunc(c.came, func(l *Lease) bool {
@@ -209,9 +200,6 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		c.found(1, now)
 		f.heard++
 		c.unannounced(f)
-		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
-			f.passOn = now.Add(passesOn)
-		}
 	}
 	c.isDue(f)
 }
@@ -242,11 +230,7 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 		if f.cursor.full && !f.last {
 			longest = aheadBacklog
 		}
-		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
-			f.again = now.Add(passesOn) // until then they are written
-			f.passOn = f.again
-			c.activate(f)
-		}
+		c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest })
 	}
 	return aheadLongest
 }
@@ -314,7 +298,6 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		}
 		w := c.wantNow(f)
-		f.noRoom = !w.now
 		switch {
 		case !w.now:
 			wait = min(wait, w.again)
@@ -488,14 +471,12 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		f.pace.claimed(ask.leases)
 		c.exec.accept(f.slots, ask.leases, ask.began)
 		c.ahead = c.ahead || f.slots.anyWait()
-		f.moreJobs += len(ask.leases)
-		c.watch()
+		if c.announcement.polls { // those that watch may be busy, or dead
+			c.forget()
+		}
 	}
 	c.unreserve(f)
 	full := f.cursor.full
-	if !full && !f.due && !ended.Before(f.more) {
-		f.passOn = time.Time{}
-	}
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
 		f.slots.end.Store(&ended)
 	}
@@ -503,15 +484,19 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	announced := !f.announced.IsZero()
 	quiet := ended.Sub(f.found)
 	if len(ask.leases) > 0 {
-		if announced && (full || quiet < 50*time.Millisecond) {
+		often := quiet < lookOften
+		if announced && (full || often) {
 			c.announcement.wanted = true
 			c.unannounced(f)
 			announced = false
 		}
-		f.found, f.pause, quiet = ended, soonAgain, 0
+		if often && f.lookUntil.IsZero() {
+			f.lookUntil = ended.Add(lookAWhile)
+		}
+		f.found, f.pause, quiet = ended, 0, 0
 	}
 	// A job may have been committed late, and what told of it may not tell again.
-	late := f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more))
+	late := f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively)
 	if late && c.announcement.backed && len(ask.leases) == 0 {
 		c.lookSoon(f, later(f.cursor.nextLook(), ended)) // a claim might take what others have been woken for
 	}
@@ -519,8 +504,8 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case full:
 		c.isDue(f)
 	case f.due: // a notification came in between
-	case late && !c.announcement.backed && !ended.Before(f.more):
-		f.claimSoon(ended)
+	case late && !c.announcement.backed:
+		f.claimSoon(ended, soonAgain)
 		if look := f.cursor.nextLook(); look.Before(f.again) {
 			f.again = later(look, ended)
 		}
@@ -529,13 +514,13 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 			c.announcement.wanted = true
 		}
 	case c.announcement.lively: // the next look is soon
-	case ended.Before(f.more):
-		f.again = ended.Add(looksEvery)
-		c.activate(f)
 	case announced && c.listens():
 		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
 	case quiet < quietBefore && !c.announcement.backed:
-		f.claimSoon(ended)
+		f.claimSoon(ended, soonAgain)
+		c.activate(f)
+	case quiet < quietBefore && ended.Before(f.lookUntil):
+		f.claimSoon(ended, max(livelyLook, livelyRest*ended.Sub(began)))
 		c.activate(f)
 	default:
 		c.settle(f, ended)
@@ -543,8 +528,8 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 }
 
 // claimSoon has the feed claimed again, each time twice as late, and just when it has been quiet for long enough to be announced.
-func (f *feed) claimSoon(ended time.Time) {
-	f.pause = max(f.pause, soonAgain)
+func (f *feed) claimSoon(ended time.Time, least time.Duration) {
+	f.pause = max(f.pause, least)
 	f.again = ended.Add(f.pause)
 	if quiet := f.found.Add(quietBefore); ended.Before(quiet) && quiet.Before(f.again) {
 		f.again = quiet
@@ -558,8 +543,8 @@ func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
 // startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
 func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
 	c.found(0, now)
-	wait, passOn := longestNap, c.passOnIn(now)
-	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
+	wait := longestNap
+	if !c.keeps && !c.readPaused(ctx, now) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
 		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now, c.listener.deaf.Load())
 		}
@@ -569,7 +554,6 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 		if c.rescans.known.IsZero() {
 			wait = min(wait, rescanEvery)
 		}
-		wait = min(wait, passOn)
 	}
 	if !c.looking && !c.startLook(ctx, now) {
 		wait = min(wait, c.looks.wait(now))

@@ -186,17 +186,6 @@ func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
 	}
 }
 
-// lookForLeft has a feed looked at once more, each time three times as late, for jobs that were left to this run and whose transactions
-// were still open. Others that are woken meanwhile look for later ones.
-func (c *claimer) lookForLeft(f *feed, now time.Time) {
-	for d := lookEnough; d < lookStalled; d *= 3 {
-		if at := f.left.Add(d); now.Before(at) {
-			c.lookSoon(f, at)
-			return
-		}
-	}
-}
-
 // lookSoon has a feed looked at, at this time or earlier.
 func (c *claimer) lookSoon(f *feed, at time.Time) {
 	if f.lookAt.IsZero() {
@@ -546,7 +535,6 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 		if f.follows {
 			c.lookAfterAnnouncement(f, began)
 		}
-		c.lookForLeft(f, began)
 	}
 	c.found(found, time.Now())
 	c.setNextDue()

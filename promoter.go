@@ -103,11 +103,7 @@ func (p *promoter) first() *successor {
 	if queue == nil || p.exec == nil {
 		return nil
 	}
-	name, looks := moreOf(*queue)
-	if n := p.exec.first(*queue); n != nil || looks == 0 {
-		return n
-	}
-	return p.exec.first(name)
+	return p.exec.first(*queue)
 }
 
 // called is rouse after a look of the claimer has seen a call. all says that it looked for all calls, also for those that

@@ -278,35 +278,11 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 			require.True(t, f.again.After(now), name)
 			require.False(t, f.again.After(now.Add(quietBefore)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
-			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
+			c.announced([]*feed{f}, []int{f.heard}, false, c.announcement.era, nil)
 			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
 			f.announced, c.announcement.wanted = time.Time{}, false
 			set(c, f)
 		}
-	}
-}
-
-func TestMoreOf(t *testing.T) {
-	t.Parallel()
-	for payload, want := range map[string]struct {
-		queue string
-		looks time.Duration
-	}{
-		"default":                          {},
-		"":                                 {},
-		"\x1f15\x1fdefault":                {"default", looksBriefly},
-		"\x1f100\x1fdefault":               {"default", looksLong},
-		"\x1f100\x1f\x1f15\x1fa":           {"\x1f15\x1fa", looksLong},
-		"\x1f100\x1f":                      {"", looksLong},
-		"\x1fdefault":                      {},
-		"\x1f\x1fdefault":                  {},
-		"\x1f-1\x1fdefault":                {},
-		"\x1f0\x1fdefault":                 {"default", 0},
-		"\x1f99999999999999999999\x1fsome": {},
-	} {
-		queue, looks := moreOf(payload)
-		require.Equal(t, want.queue, queue, "%q", payload)
-		require.Equal(t, want.looks, looks, "%q", payload)
 	}
 }
 
@@ -367,7 +343,7 @@ func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	c.listener = &listener{q: w.q}
 	rest := func(took time.Duration) time.Duration {
 		c.announcement.written = time.Now().Add(-took)
-		c.announced(nil, nil, c.announcement.era, nil)
+		c.announced(nil, nil, false, c.announcement.era, nil)
 		return c.announcement.rest
 	}
 	for range 4 {
@@ -529,28 +505,22 @@ func TestQuarantine_TheTurnIsTakenOnce(t *testing.T) {
 	require.True(t, turn.take(true))
 }
 
-// A notification names a queue, after lookMore or not, and a queue may have a name that begins like that. One look takes it.
+// A notification names a queue. One look takes it.
 func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
 	q.pauses.known.Store(&paused{at: time.Now().Add(time.Hour)})
 	x := &executor{q: q, slots: make(map[string]*slots)}
-	const more = lookMore + "15" + lookMore
-	for _, queue := range []string{"mail", lookMore + "odd"} {
-		x.slots[queue] = &slots{queue: queue, count: 2, width: 1}
-	}
+	x.slots["mail"] = &slots{queue: "mail", count: 2, width: 1}
 	p := &promoter{exec: x, laned: true, wake: make(chan struct{}, 1)}
-	for heard, queue := range map[string]string{"mail": "mail", more + "mail": "mail", lookMore + "odd": lookMore + "odd", more + lookMore + "odd": lookMore + "odd"} {
-		p.rouse(heard)
-		p.rouse("") // of a wake-up that names none
-		n := p.first()
-		require.NotNil(t, n, "%q", heard)
-		require.Equal(t, queue, n.queue)
-		require.Nil(t, p.first(), "taken")
-		p.rouse(heard)
-		require.Nil(t, p.first(), "the other slot is for a claim")
-		n.s.outstanding.Add(-1)
-	}
+	p.rouse("mail")
+	p.rouse("") // of a wake-up that names none
+	n := p.first()
+	require.NotNil(t, n)
+	require.Equal(t, "mail", n.queue)
+	require.Nil(t, p.first(), "taken")
+	p.rouse("mail")
+	require.Nil(t, p.first(), "the other slot is for a claim")
 	p.rouse("another")
 	require.Nil(t, p.first())
 }
@@ -594,7 +564,7 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 		for _, f := range feeds {
 			heard = append(heard, f.heard)
 		}
-		c.announced(feeds, heard, c.announcement.era, nil)
+		c.announced(feeds, heard, false, c.announcement.era, nil)
 		return c.listener.waits.Load()
 	}
 	a, b := c.byName["a"], c.byName["b"]
@@ -1552,33 +1522,6 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	c.q.citus.Store(citusYes)
 	require.False(t, c.looksAtNew())
 	require.Equal(t, livelyRest*took, c.lookInterval())
-}
-
-// Where many others wait, a run that was woken announces itself after the job, and no later because of further ones. Otherwise it does
-// so at once.
-func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	for _, many := range []bool{false, true} {
-		c := newClaimer(w, 1, quick{}, nil)
-		c.listener = &listener{}
-		c.listener.confirmed.Store(true)
-		a, f, now := &c.announcement, c.feeds[0], time.Now()
-		a.many, a.written = many, now.Add(-time.Second)
-		c.settle(f, now)
-		require.True(t, a.wanted)
-		if !many {
-			require.LessOrEqual(t, a.wait(now, false), time.Duration(0))
-			continue
-		}
-		require.Equal(t, quietBefore, a.wait(now, false))
-		c.settle(f, now.Add(quietBefore/2))
-		require.Equal(t, quietBefore, a.wait(now, false))
-		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
-		c.settle(f, now)
-		require.LessOrEqual(t, a.wait(now, false), time.Duration(0))
-	}
 }
 
 // Where jobs come often, claims do not wait for a statement that looks at thousands of queues.
