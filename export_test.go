@@ -220,19 +220,17 @@ func (q *Queue) NewPromoter() Promoter {
 
 // Look looks once and returns how many calls it found. brief says that the look may be brief.
 func (p Promoter) Look(ctx context.Context, brief bool) (calls int, err error) {
-	p.p.back = pass{}
+	p.p.back = lookback{}
 	if brief {
-		p.p.back.ended = time.Now().Add(time.Hour)
+		p.p.back.far.ended = time.Now().Add(time.Hour)
 	}
 	did, err := p.p.promote(ctx)
 	p.p.rescan = time.Now().Add(time.Hour)
 	return did.calls, err
 }
 
-// Came says that the latest look found calls, BriefFor that looks have been brief for so long, and BeBehind that old calls are left from
-// then on, which are next.
+// Came says that the latest look found calls, and BeBehind that old calls are left from then on, which are next.
 func (p Promoter) Came()                    { p.p.came = true }
-func (p Promoter) BriefFor(d time.Duration) { p.p.wide = p.p.wide.Add(-d) }
 func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true }
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.

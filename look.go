@@ -84,15 +84,15 @@ type looks struct {
 	took     [2]time.Duration // by the latest two looks at all
 	each     [2]time.Duration // by the latest two statements, for one feed
 	claimed  bool             // claims were made since
-	whole    pass             // the latest look over the whole overlap
-	all      lookAtAll        // under way
-	soon     []*feed          // those with lookAt
-	some     pass             // the latest look at some
-	fails    int              // in a row
-	notAgain time.Time        // no look before this time, because the latest failed
-	nextDue  time.Time        // the earliest feed.next; zero if there is none
-	fresh    lookAtNew        // while the run is lively
-	calls    lookAtCalls      // with looks at all
+	back     lookback
+	all      lookAtAll   // under way
+	soon     []*feed     // those with lookAt
+	some     pass        // the latest look at some
+	fails    int         // in a row
+	notAgain time.Time   // no look before this time, because the latest failed
+	nextDue  time.Time   // the earliest feed.next; zero if there is none
+	fresh    lookAtNew   // while the run is lively
+	calls    lookAtCalls // with looks at all
 }
 
 // lookAtAll is a look at all feeds.
@@ -120,20 +120,20 @@ type lookAtCalls struct {
 type lookAtNew struct {
 	at         time.Time     // when to look; zero: looks at all are cheap enough
 	took       time.Duration // by the latest one that was sent by itself, or less; zero: the next one is, too
-	near, wide lookBack
+	near, wide idMark
 	widened    time.Time // when the latest wide one began
 	rests      int       // the next one comes after so many times what one takes: more after each one that saw nothing
 }
 
-// lookBack is where a look begins that goes back by a time, to twice that time.
-type lookBack struct {
+// idMark is where a look begins that goes back by a time, to twice that time.
+type idMark struct {
 	from   int64 // after this id
 	mark   int64 // the latest id at the time marked; 0 before the first look
 	marked time.Time
 }
 
 // saw records the latest id, which was read between these times.
-func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
+func (b *idMark) saw(last int64, began, ended time.Time, back time.Duration) {
 	if b.mark == 0 {
 		b.from, b.mark, b.marked = last, last, ended
 	} else if began.Sub(b.marked) > back {
@@ -278,10 +278,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 	}
 	rescan := c.rescans.due(now)
 	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
-		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: lookRecent}
-		if now.Sub(l.whole.ended) > max(time.Second, 50*l.whole.took) {
-			l.all.how = lookWhole
-		}
+		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: l.how(now)}
 		interval := c.lookInterval()
 		l.at, l.claimed = now.Add(interval*9/10+rand.N(max(1, interval/5))), false
 	}
@@ -407,9 +404,17 @@ type seen struct {
 	calls bool // the promoter has something to do
 }
 
+// how says how far a look goes back that begins now.
+func (l *looks) how(now time.Time) look {
+	if now.Before(l.back.next(false)) {
+		return lookBrief
+	}
+	return lookFar
+}
+
 // look looks at feeds. all is the look at all that they are a part of, or nil.
 func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
-	how, behind := lookRecent, false
+	how, behind := c.looks.how(time.Now()), false
 	if all != nil {
 		how, behind = all.how, all.behind
 	}
@@ -466,6 +471,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 			}
 			if all == nil {
 				c.looks.some = pass{ended: ended, took: took}
+				c.looks.back.took(how == lookFar, ended, took, 0)
 				return
 			}
 			all.took += took
@@ -488,9 +494,7 @@ func (c *claimer) lookedAtAll(p pass) {
 	} else {
 		l.took[0], l.took[1] = p.took, l.took[0]
 	}
-	if l.all.how == lookWhole {
-		l.whole = p
-	}
+	l.back.took(l.all.how == lookFar, p.ended, p.took, 0)
 }
 
 func (c *claimer) lookFailed(ctx context.Context, err error) {

@@ -15,7 +15,6 @@ import (
 const (
 	promoteChunk  = 200                    // calls of one slot that one statement takes
 	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
-	promoteBack   = 10                     // rest between two looks that go back by promoteMargin, while calls come all the time: so many times as long as it took, up to briefLongest
 	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
 	promoteLate   = 30 * time.Second       // the same where such a look takes long
 	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago; the shortest while the worker does not wait, so that Enqueue does not wake it, and
@@ -49,13 +48,11 @@ type promoter struct {
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
-	wide   time.Time        // the same of looks that were not brief; earlier, by promoteMargin at most, if one met another promoter
 	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
 	old    bool             // the next look is for those
 	took   time.Duration    // its latest look
-	back   pass             // the latest look for calls of late that was not brief
+	back   lookback         // of looks for calls of late
 	came   bool             // the latest look for all calls, or for those of late, found some
-	owes   bool             // it found none and was brief: one that is not comes soon
 	rescan time.Time        // when it looks for all calls again
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
@@ -211,7 +208,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || did.more || p.owes || time.Since(p.found) < 2*promoteRest:
+	case did.busy || did.more || time.Since(p.found) < 2*promoteRest:
 		wake := p.wake
 		if did.calls > 0 {
 			wake = nil
@@ -295,7 +292,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		p.returned, latest, p.full = returned, began, min(max(promoteRest, 2*p.full), promoteFull)
 		var due bool
-		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
+		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.looked.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
@@ -316,13 +313,14 @@ select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.q
 // that were called more than promoteMargin ago.
 //
 // A look steps over the calls that were handled since the time from which it looks, where vacuum has not come by. That is much while
-// calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief.
+// calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief. One that found nothing is soon
+// followed by one that goes back by promoteMargin.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	defer p.settle(ctx)
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
-	brief := !old && p.isBrief(began)
+	brief := !old && p.came && began.Before(p.back.next(false))
 	from := p.onward
 	switch {
 	case full:
@@ -330,30 +328,23 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	case brief:
 		from = p.looked.Add(-briefly)
 	case !old:
-		from = p.wide.Add(-promoteMargin)
+		from = p.looked.Add(-promoteMargin)
 	}
 	did, now, left, err := p.look(ctx, from, full)
 	if err != nil {
 		return did, err
 	}
 	if p.took = time.Since(began); full || !old {
-		p.looked, p.came, p.owes = now, did.calls > 0, brief && did.calls == 0
-		switch {
-		case brief:
-		case !did.busy:
-			p.wide = now
-		case p.wide.Before(now.Add(-promoteMargin)): // the other promoter may not look back as far
-			p.wide = now.Add(-promoteMargin)
-		}
+		p.looked, p.came = now, did.calls > 0
 	}
-	if !old && !brief {
-		p.back = pass{ended: time.Now(), took: p.took}
+	if !old {
+		p.back.took(!brief, time.Now(), p.took, 0)
 	}
 	if old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
 		p.onward = left
 	}
 	p.old = !old
-	did.more = !p.onward.IsZero()
+	did.more = !p.onward.IsZero() || brief && !p.came
 	if err := p.q.cancelFollowers(ctx, p.db, did.cancel); err != nil {
 		return did, err
 	}
@@ -374,12 +365,6 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		}
 	}
 	return did, nil
-}
-
-// isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
-// by one that goes back by promoteMargin.
-func (p *promoter) isBrief(began time.Time) bool {
-	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, briefLongest)
 }
 
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.

@@ -379,7 +379,6 @@ func (c *claimer) rescanned(ctx context.Context, f *feed, to position, p *page) 
 	}
 	f.quarantine.saw(r.lost)
 	c.activate(f)
-	f.cursor.rescanned = time.Now()
 	others := slices.Compact(slices.Sorted(slices.Values(r.others)))
 	r.next()
 	if len(others) > 0 {

@@ -34,18 +34,6 @@ var cursorNoon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func cursorAt(us int) time.Time { return cursorNoon.Add(time.Duration(us) * time.Microsecond) }
 
-// tellMany tells a cursor of claimed jobs of one priority, due a microsecond apart: a thousand in each claim, and each
-// claim got as many as it asked for.
-func tellMany(c *cursor, priority Priority, from, to, now int) {
-	for ; from < to; from += 1000 {
-		var leases []*Lease
-		for n := from; n < min(to, from+1000); n++ {
-			leases = append(leases, &Lease{ID: int64(n), Priority: priority, RunAt: cursorAt(n)})
-		}
-		tell(c, len(leases), now, leases...)
-	}
-}
-
 func tell(c *cursor, limit, now int, leases ...*Lease) {
 	from := make([]position, 0, len(c.places))
 	for _, p := range c.places {
@@ -54,52 +42,26 @@ func tell(c *cursor, limit, now int, leases ...*Lease) {
 	c.claimed(&claim{from: from, limit: limit, leases: leases, now: cursorAt(now)}, lookOnward, time.Time{}, time.Time{}, 0)
 }
 
-func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
+func TestCursor_HowFarAClaimGoesBack(t *testing.T) {
 	t.Parallel()
-	start := func(c *cursor, priority Priority, how look) position {
-		from := c.from(how)
-		require.Equal(t, priority, from[priority-PriorityHigh].priority)
-		return from[priority-PriorityHigh]
-	}
-	const window = 8 * recentStep
-
 	c := newCursor()
-	tellMany(&c, PriorityNormal, 1, window-recentStep, 2*window)
-	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1), window - recentStep - 1}, start(&c, PriorityNormal, lookOnward))
-	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent), "there were few")
-
-	tellMany(&c, PriorityNormal, window-recentStep, 10*window, 20*window)
-	for _, how := range []look{lookRecent, lookOnward} { // a priority that is caught up always looks
-		c.place(PriorityNormal).caughtUp = how == lookOnward
-		narrow := start(&c, PriorityNormal, how)
-		require.Zero(t, narrow.id, "not within one time")
-		require.False(t, narrow.runAt.After(cursorAt(9*window+recentStep)), narrow)
-		require.False(t, narrow.runAt.Before(cursorAt(9*window-recentStep)), narrow)
+	tell(&c, 1, 9_000_000, &Lease{ID: 7, Priority: PriorityNormal, RunAt: cursorAt(8_000_000)}) // high came to its end
+	high, normal := cursorAt(9_000_000), position{PriorityNormal, cursorAt(8_000_000), 7}
+	for how, want := range map[look][2]position{ // not within one time
+		lookOnward: {{PriorityHigh, high.Add(-briefly), 0}, normal},
+		lookBrief:  {{PriorityHigh, high.Add(-briefly), 0}, {PriorityNormal, normal.runAt.Add(-briefly), 0}},
+		lookFar:    {{PriorityHigh, high.Add(-overlap), 0}, {PriorityNormal, normal.runAt.Add(-overlap), 0}},
+	} {
+		from := c.from(how)
+		require.Equal(t, want[:], from[:2], how)
+		require.Equal(t, beginning, from[2].runAt, "nothing is known of low")
 	}
-	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
-	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
-	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-briefly), 0}, start(&c, PriorityHigh, lookBrief))
-	require.Equal(t, start(&c, PriorityNormal, lookRecent), start(&c, PriorityNormal, lookBrief), "very many were claimed meanwhile")
-
-	// Among other jobs, late ones arrive. The next look begins no later than with the first of them, until they are long
-	// past.
-	for n := range 100 {
-		tellMany(&c, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
-		tell(&c, 1, 20*window, &Lease{ID: 1, Priority: PriorityNormal, RunAt: cursorAt(n)})
-	}
-	require.Equal(t, cursorAt(0), start(&c, PriorityNormal, lookRecent).runAt)
-	tellMany(&c, PriorityNormal, 11*window, 12*window, 20*window)
-	require.True(t, start(&c, PriorityNormal, lookRecent).runAt.After(cursorAt(9*window)))
 
 	// The clock was set back by more than a second: what was claimed does not say where the next jobs are.
 	now := -2_000_000
 	tell(&c, 1, now)
-	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent))
-
-	// These jobs are due at the earliest time there is.
-	c = newCursor()
-	c.places[0].position = position{PriorityHigh, beginning.Add(time.Second), 1}
-	require.Equal(t, position{PriorityHigh, beginning, 0}, start(&c, PriorityHigh, lookRecent))
+	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, c.from(lookFar)[1])
+	require.Equal(t, lookback{}, c.back)
 }
 
 func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *testing.T) {
@@ -129,7 +91,7 @@ func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *test
 	// A job from the overlap does not move the position back. A clock that is a little behind does not either.
 	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
 	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
-	require.Equal(t, position{PriorityLow, cursorAt(2000).Add(-overlap), 0}, c.from(lookWhole)[2], "a claim that looks back does")
+	require.Equal(t, position{PriorityLow, cursorAt(2000).Add(-overlap), 0}, c.from(lookFar)[2], "a claim that goes back does")
 
 	// A rescan brings a job forward to the position. The next claim begins with the first id of the position's time,
 	// whether it looks back or not.
@@ -154,46 +116,40 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 		now = now.Add(took)
 	}
 	_, how := c.begin(now)
-	require.Equal(t, lookWhole, how, "the first one")
+	require.Equal(t, lookFar, how, "the first one")
 	ends(how, 40*time.Millisecond, false)
 
-	// Without a backlog, the interval is four times what a look takes, and in between claims look back briefly.
+	// Without a backlog, the interval is four times what that takes, and in between claims go back briefly.
 	for range 3 {
 		_, how = c.begin(now)
-		require.Equal(t, lookBrief, how, "the whole overlap was just looked at")
+		require.Equal(t, lookBrief, how)
 		ends(how, 50*time.Millisecond, false)
 	}
 	now = now.Add(11 * time.Millisecond)
 	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how, "and so is 50 times what that took")
+	require.Equal(t, lookFar, how)
 	ends(how, 10*time.Millisecond, true)
 
-	// With a backlog, the interval is 50 times what a look takes.
+	// With a backlog, the interval is 50 times what it takes.
 	now = now.Add(499 * time.Millisecond)
 	_, how = c.begin(now)
 	require.Equal(t, lookOnward, how)
 	now = now.Add(2 * time.Millisecond)
 	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how)
-	now = now.Add(2 * time.Second) // 50 times 40 ms
-	_, how = c.begin(now)
-	require.Equal(t, lookWhole, how)
-	c.rescanned = now
-	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how, "a rescan saw it all")
+	require.Equal(t, lookFar, how)
 
-	// What it waited for its turn is no cost, and no cost puts off the next look for more than a second.
+	// What it waited for its turn is no cost, and no cost puts off the next one for more than half of the overlap.
 	next := func(took, waited time.Duration) time.Duration {
-		c.claimed(&claim{from: fromStart(), limit: 1, now: now}, lookRecent, now.Add(-took), now, waited)
+		c.claimed(&claim{from: fromStart(), limit: 1, now: now}, lookFar, now.Add(-took), now, waited)
 		return c.nextLook().Sub(now)
 	}
 	require.Equal(t, 40*time.Millisecond, next(60*time.Millisecond, 50*time.Millisecond))
 
-	// Without a backlog, the interval is longer if a look takes much more than a brief claim.
+	// Without a backlog, the interval is longer if it takes much more than a brief claim.
 	ends(lookBrief, 2*time.Millisecond, false)
 	require.Equal(t, 8*time.Millisecond, next(2*time.Millisecond, 0))
 	require.Equal(t, 150*time.Millisecond, next(5*time.Millisecond, 0))
-	require.Equal(t, time.Second, next(time.Minute, 0))
+	require.Equal(t, overlap/2, next(time.Minute, 0))
 
 	// The clock was set back: a brief claim would begin after what is due.
 	for i := range c.places {
@@ -201,7 +157,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	}
 	ends(lookBrief, time.Millisecond, false)
 	_, how = c.begin(now)
-	require.GreaterOrEqual(t, how, lookRecent)
+	require.Equal(t, lookFar, how)
 
 	// Every eighth claim begins with the lowest priority or with the middle one, in turns.
 	c.claims = 0
@@ -239,7 +195,9 @@ func TestCursor_WhatAWaitForATurnCosts(t *testing.T) {
 		"a long one not all":  {time.Second, 990 * time.Millisecond, overlap / 2},
 		"the look does":       {time.Second, 200 * time.Millisecond, 40 * time.Second},
 	} {
-		require.Equal(t, test.rest, pass{took: test.took, waited: test.waited}.rest(100*time.Millisecond), name)
+		ended := time.Now()
+		b := lookback{far: pass{ended: ended, took: test.took}, waited: test.waited}
+		require.Equal(t, test.rest, b.next(true).Sub(ended), name)
 	}
 }
 
@@ -264,7 +222,7 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 			c.took(f, &claim{from: fromStart(), limit: 1, now: now}, how, now.Add(-100*time.Millisecond), now)
 		}
 		set(c, f)
-		claimed(lookWhole)
+		claimed(lookFar)
 		require.True(t, f.again.IsZero() || name == "not" && f.announced.IsZero(), name)
 		require.False(t, f.lookAt.After(now), name)
 		f.pause = 0
@@ -299,39 +257,6 @@ func TestPromoter_WaitsForTheCallThatItKnowsOf(t *testing.T) {
 	require.False(t, p.hears(ended, 10*time.Minute))
 	p.called(false)
 	require.True(t, p.hears(t.Context(), 10*time.Minute))
-}
-
-// While calls come, looks are brief for ten times as long as one took that was not, and never longer than a second.
-func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	p := &promoter{}
-	require.False(t, p.isBrief(now))
-	p.came = true
-	require.False(t, p.isBrief(now), "it has not gone back by the margin")
-	p.back = pass{ended: now, took: 20 * time.Millisecond}
-	require.True(t, p.isBrief(now.Add(199*time.Millisecond)))
-	require.False(t, p.isBrief(now.Add(200*time.Millisecond)))
-	p.back.took = time.Minute
-	require.True(t, p.isBrief(now.Add(999*time.Millisecond)))
-	require.False(t, p.isBrief(now.Add(time.Second)))
-	p.came = false
-	require.False(t, p.isBrief(now), "the latest look found no calls")
-}
-
-// A brief look that found no calls is soon followed by one that is not brief, however long ago calls were found.
-func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
-	t.Parallel()
-	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1), laned: true}
-	p.listener.confirmed.Store(true)
-	p.listener.waits.Store(true)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	p.rest(ended, promoted{})
-	require.Zero(t, p.pause, "it rests for long")
-	p.owes = true
-	p.rest(ended, promoted{})
-	require.NotZero(t, p.pause, "it rests for long")
 }
 
 // One write of the announcement that waited for the disk does not keep the next one for longer.
@@ -1429,9 +1354,9 @@ func TestWant_LastsUntilTheNextTurn(t *testing.T) {
 }
 
 // A look at what is new goes back by a time at least, and by twice that time if looks come often.
-func TestLookBack(t *testing.T) {
+func TestIDMark(t *testing.T) {
 	t.Parallel()
-	var b lookBack
+	var b idMark
 	began := time.Now()
 	at := func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
 	for ms := 0; ms <= 100; ms += 2 { // the id is the millisecond, from 1 on
@@ -1444,9 +1369,9 @@ func TestLookBack(t *testing.T) {
 }
 
 // The id is read at the end of a message that took long: what was enqueued meanwhile counts as new.
-func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
+func TestIDMark_AfterAMessageThatTookLong(t *testing.T) {
 	t.Parallel()
-	var b lookBack
+	var b idMark
 	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
 	b.saw(1, at(0), at(1), lookNewBack)
 	b.saw(100, at(30), at(130), lookNewBack)
