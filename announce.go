@@ -28,21 +28,11 @@ type announcement struct {
 	since  time.Time // since then
 }
 
-const (
-	livelyFrom = 25 // in livelyTime
-	livelyTime = 250 * time.Millisecond
-	livelyLook = 5 * time.Millisecond // between two looks, but these use up no more than a
-	livelyRest = 5                    // fifth of the time
-
-	lookOften  = 50 * time.Millisecond // jobs that come sooner after each other come often, and a feed is then looked at
-	lookAWhile = 200 * time.Millisecond
-)
-
 // found counts feeds in which there is something, and decides whether the run is lively.
 func (c *claimer) found(n int, now time.Time) {
 	a := &c.announcement
 	a.count += n
-	if now.Sub(a.since) < livelyTime {
+	if now.Sub(a.since) < briefly {
 		return
 	}
 	was, enough := a.lively, livelyFrom
@@ -69,7 +59,7 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		return
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest {
-		f.again = now.Add(quietBefore / 2)
+		f.again = now.Add(shortly / 2)
 		c.activate(f)
 	}
 }
@@ -136,7 +126,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		switch {
 		case f.cursor.full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed:
+		case f.paused || f.due || now.Sub(f.found) < shortly && !a.backed:
 			busy = append(busy, f.queue)
 		default:
 			waiting, heard = append(waiting, f), append(heard, f.heard)
@@ -144,20 +134,20 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		}
 		if !f.announced.IsZero() {
 			if c.unannounced(f); f.idle() {
-				f.again = now.Add(quietBefore)
+				f.again = now.Add(shortly)
 				c.activate(f)
 			}
 		}
 	}
-	if a.lively || len(full) > maxBusy { // so many cannot be named
+	if a.lively || len(full) > many { // so many cannot be named
 		waiting = nil
 	}
 	if len(waiting) == 0 && !a.waits {
 		c.setWaits()
 		return false
 	}
-	if busy = append(full, busy...); len(busy) > maxBusy {
-		busy = busy[:maxBusy]
+	if busy = append(full, busy...); len(busy) > many {
+		busy = busy[:many]
 	}
 	if len(waiting) == 0 {
 		busy = nil
@@ -168,7 +158,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		return func() {
 			joins := a.polls && !polls
 			if polls && !a.polls { // they look one after the other, also if all have begun together
-				c.looks.at = time.Now().Add(rand.N(pollSeldom))
+				c.looks.at = time.Now().Add(rand.N(4 * pollListening))
 			}
 			a.backed, a.polls = backed, polls
 			c.announced(waiting, heard, joins || !waited, era, err)
@@ -188,7 +178,7 @@ func (c *claimer) announced(feeds []*feed, heard []int, follows bool, era int, e
 	}
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
-	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
+	a.rest = min(briefly, max(shortly, aTwentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
 	if a.waits = len(feeds) > 0 && !a.polls; era != a.era {
 		return
 	}

@@ -13,6 +13,57 @@ import (
 	"time"
 )
 
+// What has been chosen for the scheduler: the claimer and what it uses, the promoter, and the worker's row.
+const (
+	// Times that several things share, which have to come soon and not at once.
+	shortly    = 20 * time.Millisecond  // how long a feed is quiet before it is idle, work gathers, a look may hold the session
+	briefly    = 250 * time.Millisecond // the longest rest of what waits for work; in that time most jobs and calls are committed
+	overlap    = 5 * time.Second        // the farthest that claims and promoters go back; what is committed later rescans find
+	longestNap = time.Hour
+
+	// What is repeated rests for so many times as long as it took, so that it takes no more of the time than
+	aFifth      = 5                // while there is work
+	aTwentieth  = 20               // while there was some just now
+	aHundredth  = 100              // while nothing happens
+	lookLongest = 10 * time.Second // and no look rests for longer
+	promoteLate = 30 * time.Second // nor does the promoter between two looks for all calls
+
+	many     = 100  // queues or jobs in one statement, from which on the way to the server hardly counts
+	longPage = 2000 // rows that a statement may look at: some milliseconds, for which claims wait
+
+	// Announcements and notifications (listen.go).
+	watchers      = 9                       // more that listen do not make jobs start sooner, and each costs something (BOUNDS.md, wake)
+	announceAgain = 20 * time.Second        // an announcement is renewed, and counts for three times that long
+	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
+	confirmWithin = 2 * time.Second         // a notification that takes longer will not come: a pooler drops them
+	quietFor      = 10 * time.Millisecond   // Enqueue does not ask again who waits: see isQuiet
+	lookFollows   = quietFor + time.Millisecond
+	lookStalled   = 3 * time.Second // a commit may take so long after a worker has announced itself, and is not missed
+
+	// Where jobs come often (announce.go).
+	livelyFrom = 25                   // notifications in a quarter of a second, of all queues
+	livelyLook = 5 * time.Millisecond // the shortest time between two looks
+	livelyHold = 2 * time.Millisecond // how long one holds the session: claims wait for it
+	soonAgain  = time.Millisecond     // the first pause before a queue is asked again in which no other worker waits
+
+	// Claims (cursor.go, claimer.go, turn.go).
+	lowestEvery  = 8                      // one in so many claims begins with the lowest priority or with the middle one, so that none starves
+	rescanEvery  = time.Second            // a lost lease is found so soon
+	aheadLongest = time.Second            // what was claimed ahead waits no longer for a slot, and
+	aheadBacklog = 15 * time.Second       // where there is a backlog, behind which it would come if it was given back
+	turnPatience = time.Second            // a worker waits no longer for its turn; as in awaitTurn
+	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
+	othersClaim  = 5 * time.Second        // how long after it waited a worker takes it that others claim there too, and how long a place counts
+
+	// Promoters and quarantine.
+	promoteChunk  = 200              // calls of one slot that one statement takes
+	maxQuarantine = 10_000           // jobs in quarantine that a claimer remembers
+	widthLasts    = 10 * time.Second // how long it counts for others in quarantine that a job ended well
+
+	presentEvery = time.Minute      // a worker writes its row; three times that later nobody takes it for a live one
+	drainListed  = 10 * time.Second // a shorter Drain leaves no row
+)
+
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
 // that goroutine uses the fields, except those that say otherwise.
 //
@@ -204,14 +255,9 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 	c.isDue(f)
 }
 
-// Jobs that were claimed ahead wait for a slot for some hundredths of a second, unless handlers suddenly take much longer. Then they
-// are given back, for others to start. They come after all that are due already, so where there is a backlog they may wait longer.
-const (
-	aheadLongest = time.Second
-	aheadBacklog = 15 * time.Second
-)
-
-// giveBackAhead does that. It returns when to think again at the latest.
+// giveBackAhead gives back jobs that were claimed ahead. They wait for a slot for some hundredths of a second, unless handlers suddenly
+// take much longer: then others may start them. They come after all that are due already, so where there is a backlog they may wait
+// longer. It returns when to think again at the latest.
 func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	if !c.ahead {
 		return longestNap
@@ -254,13 +300,6 @@ func (c *claimer) listens() bool {
 	return c.listener.confirmed.Load() && !c.listener.notOfTx.Load()
 }
 
-const (
-	together   = 100              // so many queues in one claim
-	aloneFrom  = 100              // a queue with a backlog is claimed by itself if it can take so many jobs
-	soonAgain  = time.Millisecond // the first pause before a queue is asked again
-	longestNap = time.Hour
-)
-
 // startClaims starts the claims that can be made now. It returns when to think again at the latest, if nothing happens.
 func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
 	wait = longestNap
@@ -285,7 +324,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 		case f.paused && !f.busy:
 			f.active, f.due, f.again = false, false, time.Time{}
 			continue
-		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= together):
+		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= many):
 			keep = append(keep, f) // an answer comes first
 			continue
 		case !due && f.again.IsZero() && len(f.quarantine.ids) == 0:
@@ -305,7 +344,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		case w.one:
 			c.claimQuarantined(ctx, f)
-		case *purpose || len(chosen) >= together: // another worker was faster to start a job in quarantine
+		case *purpose || len(chosen) >= many: // another worker was faster to start a job in quarantine
 			c.unreserve(f)
 			keep = append(keep, f)
 			continue
@@ -458,7 +497,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		f.turnTook = waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(turnRest)
+			f.turnsFrom = ended.Add(2 * othersClaim)
 		}
 	}
 	f.cursor.claimed(ask, how, began, ended, waited)
@@ -480,18 +519,18 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && (ask.limit >= aloneFrom || ask.alone && f.slots.count*f.slots.width >= aloneFrom)
+	f.backlog = full && (ask.limit >= many || ask.alone && f.slots.count*f.slots.width >= many)
 	announced := !f.announced.IsZero()
 	quiet := ended.Sub(f.found)
 	if len(ask.leases) > 0 {
-		often := quiet < lookOften
+		often := quiet < 2*shortly
 		if announced && (full || often) {
 			c.announcement.wanted = true
 			c.unannounced(f)
 			announced = false
 		}
 		if often && f.lookUntil.IsZero() {
-			f.lookUntil = ended.Add(lookAWhile)
+			f.lookUntil = ended.Add(briefly)
 		}
 		f.found, f.pause, quiet = ended, 0, 0
 	}
@@ -510,17 +549,17 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 			f.again = later(look, ended)
 		}
 		c.activate(f)
-		if !announced && quiet >= quietBefore && c.listener.confirmed.Load() && !c.announcement.lively { // producers need not wait for that
+		if !announced && quiet >= shortly && c.listener.confirmed.Load() && !c.announcement.lively { // producers need not wait for that
 			c.announcement.wanted = true
 		}
 	case c.announcement.lively: // the next look is soon
 	case announced && c.listens():
-		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
-	case quiet < quietBefore && !c.announcement.backed:
+		c.lookSoon(f, f.found.Add(shortly)) // because of delayed jobs
+	case quiet < shortly && !c.announcement.backed:
 		f.claimSoon(ended, soonAgain)
 		c.activate(f)
-	case quiet < quietBefore && ended.Before(f.lookUntil):
-		f.claimSoon(ended, max(livelyLook, livelyRest*ended.Sub(began)))
+	case quiet < shortly && ended.Before(f.lookUntil):
+		f.claimSoon(ended, max(livelyLook, aFifth*ended.Sub(began)))
 		c.activate(f)
 	default:
 		c.settle(f, ended)
@@ -531,10 +570,10 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 func (f *feed) claimSoon(ended time.Time, least time.Duration) {
 	f.pause = max(f.pause, least)
 	f.again = ended.Add(f.pause)
-	if quiet := f.found.Add(quietBefore); ended.Before(quiet) && quiet.Before(f.again) {
+	if quiet := f.found.Add(shortly); ended.Before(quiet) && quiet.Before(f.again) {
 		f.again = quiet
 	}
-	f.pause = min(2*f.pause, quietBefore)
+	f.pause = min(2*f.pause, shortly)
 }
 
 // idle reports whether nothing is to be done soon.

@@ -128,19 +128,6 @@ func (c *cursor) restart() {
 	}
 }
 
-const (
-	// overlap is how far before the position claims go back at most.
-	overlap = 5 * time.Second
-
-	// briefly is how far a claim goes back that does not go back far: most jobs are committed soon. So do looks for calls and for new jobs.
-	briefly = 250 * time.Millisecond
-
-	// lowestEvery: one in so many claims begins with the lowest priority or with the middle one, in turns, so that none starves.
-	lowestEvery = 8
-
-	rescanEvery = time.Second
-)
-
 // look is how far back a claim begins.
 type look int
 

@@ -215,7 +215,7 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 type Promoter struct{ p *promoter }
 
 func (q *Queue) NewPromoter() Promoter {
-	return Promoter{&promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}}
+	return Promoter{&promoter{q: q, db: q.pool, woken: func(string) {}, again: briefly}}
 }
 
 // Look looks once and returns how many calls it found. brief says that the look may be brief.

@@ -1923,13 +1923,13 @@ func TestPromoter_FindsCallsThatComeLateWhileOthersComeAllTheTime(t *testing.T) 
 		look(true, 1)
 	}
 	busy()
-	call(5 * time.Second)
+	call(4 * time.Second)
 	busy()
 	look(true, 0)
 	look(true, 1) // it was brief only if the one before found calls
 
 	busy()
-	call(5 * time.Second)
+	call(4 * time.Second)
 	look(true, 0)
 	p.BeBehind(time.Now().Add(-time.Second)) // a look for old calls comes in between, and finds one
 	call(500 * time.Millisecond)

@@ -31,28 +31,11 @@ import (
 // A busy queue sends no notifications, because nobody waits for it. Where jobs come often, a worker that was woken does not announce
 // itself at once, but looks for a while: each notification costs something in all processes that listen, and an announcement.
 
-const (
-	announceFor   = 60 * time.Second       // how long an announcement counts
-	announceAgain = 20 * time.Second       // how often it is renewed
-	announceRest  = 250 * time.Millisecond // longest rest between two: each leaves a dead row that Enqueue has to step over
-	announceShare = 20                     // so many times as long as the last one took: it steps over these rows too
-	quietBefore   = 20 * time.Millisecond
-	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
-	pollSeldom    = 4 * pollListening       // where enough others watch
-	pollUnheard   = 250 * time.Millisecond
-	confirmWithin = 2 * time.Second
-)
-
-// quietFor is how long Enqueue assumes that nobody waits for a queue after it has found that nobody does, counted from just
-// before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after
-// that time, and so misses nothing.
-const quietFor = 10 * time.Millisecond
-
-// maxQuiet is of how many queues Enqueue remembers that. With more it forgets all of them and asks again.
-const maxQuiet = 1000
-
 var processStart = time.Now()
 
+// isQuiet reports whether Enqueue assumes that nobody waits for a queue. It does for quietFor after it has found that nobody does, counted
+// from just before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after that
+// time, and so misses nothing.
 func (q *Queue) isQuiet(queue string) bool {
 	now := int64(time.Since(processStart))
 	if now < q.allQuiet.Load() {
@@ -74,7 +57,7 @@ func (q *Queue) setQuiet(queue string, who whoWaits, asked time.Time) {
 	}
 	until, ok := q.quiet.Load(queue)
 	if !ok {
-		if q.quiets.Add(1) > maxQuiet {
+		if q.quiets.Add(1) > 10*many { // with more it forgets all of them and asks again
 			q.quiet.Clear()
 			q.quiets.Store(1)
 		}
@@ -121,15 +104,11 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	return l
 }
 
-// maxBusy is how many busy queues an announcement names.
-const maxBusy = 100
-
 // A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
 // for each other, and look at the default interval, the first ones watch, and the others only poll: they have no row in waiters, their
 // sessions do not listen, and they look seldom. Whoever polls and finds a job announces itself, if those that watched are busy or dead: full,
 // or woken a while ago.
-const watchers = 9
-
+//
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait. It returns
 // whether others with the same kinds and PollInterval watch all of these queues, and have room for as many jobs, and whether any of them
 // waits, which one that was woken does not. If it may, the run only
@@ -178,7 +157,7 @@ select 1`
 			l.q.fails(l.id, workAnnounce, "", err)
 		}
 	}()
-	until := announceFor
+	until := 3 * announceAgain
 	if !waits {
 		until = 0
 	}

@@ -141,35 +141,10 @@ func (b *idMark) saw(last int64, began, ended time.Time, back time.Duration) {
 	}
 }
 
-const (
-	lookNewBack = 20 * time.Millisecond
-	lookWide    = 50 * time.Millisecond // between two wide ones
-	lookNewRest = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
-)
-
-const (
-	// A look at all may take a hundredth of the time, and one at some a twentieth of it.
-	lookRest     = 100
-	lookSomeRest = 20
-	lookLongest  = 10 * time.Second
-
-	lookHold       = 20 * time.Millisecond // how long one statement may take, and
-	lookHoldLively = 2 * time.Millisecond  // while jobs come often: claims wait for it
-	lookFirst      = 1000                  // at so many feeds, while it is not known what they cost
-	lookLeast      = 100
-)
-
-// After an announcement a feed is looked at again, each time three times as late: a producer may just have seen that nobody
-// waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may stall.
-const (
-	lookFollows = quietFor + time.Millisecond
-	lookEnough  = 9 * lookFollows
-	lookStalled = 3 * time.Second
-)
-
-// lookFollowsUntil is how long it goes on.
+// lookFollowsUntil is how long a feed is looked at again after an announcement, each time three times as late: a producer may just have seen
+// that nobody waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may stall.
 func (c *claimer) lookFollowsUntil() time.Duration {
-	return max(lookEnough, min(c.w.poll/10, lookStalled))
+	return max(9*lookFollows, min(c.w.poll/10, lookStalled))
 }
 
 // lookAfterAnnouncement has a feed looked at once more, after a look that began at this time.
@@ -200,7 +175,7 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
 func (c *claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && livelyRest*took > livelyLook && c.q.citus.Load() != citusYes
+	return c.announcement.lively && aFifth*took > livelyLook && c.q.citus.Load() != citusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
@@ -208,20 +183,20 @@ func (c *claimer) lookInterval() time.Duration {
 	took := min(c.looks.took[0], c.looks.took[1])
 	switch {
 	case c.looksAtNew():
-		return min(lookLongest, lookSomeRest*took)
+		return min(lookLongest, aTwentieth*took)
 	case c.announcement.lively:
-		return max(livelyLook, min(lookLongest, livelyRest*took))
+		return max(livelyLook, min(lookLongest, aFifth*took))
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
 	case c.listens():
 		least, page := pollListening, c.looks.page(true)
 		if c.announcement.polls {
-			least = pollSeldom
+			least = 4 * pollListening
 		}
 		statements := (len(c.feeds) + page - 1) / page
-		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
+		return max(least, min(lookLongest, max(aHundredth*took, time.Duration(statements)*pollListening)))
 	}
-	return max(pollUnheard, min(lookLongest, lookRest*took))
+	return max(briefly, min(lookLongest, aHundredth*took))
 }
 
 // wait is how long it takes until the next look.
@@ -234,7 +209,7 @@ func (l *looks) wait(now time.Time) time.Duration {
 		at = l.fresh.at
 	}
 	for _, f := range l.soon {
-		if soon := later(f.lookAt, l.some.ended.Add(lookSomeRest*l.some.took)); soon.Before(at) {
+		if soon := later(f.lookAt, l.some.ended.Add(aTwentieth*l.some.took)); soon.Before(at) {
 			at = soon
 		}
 	}
@@ -252,16 +227,16 @@ func later(a, b time.Time) time.Time {
 func (l *looks) page(behind bool) int {
 	each := min(l.each[0], l.each[1])
 	if each == 0 {
-		return lookFirst
+		return 10 * many
 	}
 	if behind {
 		each *= 2
 	}
-	hold := lookHold
+	hold := shortly
 	if !l.fresh.at.IsZero() {
-		hold = lookHoldLively
+		hold = livelyHold
 	}
-	return max(lookLeast, int(hold/each))
+	return max(many, int(hold/each))
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
@@ -293,7 +268,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		c.look(ctx, feeds, all)
 		return true
 	}
-	if now.Before(l.some.ended.Add(lookSomeRest * l.some.took)) {
+	if now.Before(l.some.ended.Add(aTwentieth * l.some.took)) {
 		return false
 	}
 	var feeds []*feed
@@ -345,7 +320,7 @@ type newLook struct {
 func (c *claimer) newLook(began time.Time) *newLook {
 	n := &c.looks.fresh
 	back := n.near
-	if began.Sub(n.widened) >= lookWide {
+	if began.Sub(n.widened) >= 2*shortly {
 		back, n.widened = n.wide, began
 	}
 	from := back.from
@@ -374,10 +349,10 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 // sawNew takes what one saw.
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
-	n.near.saw(l.last, l.began, ended, lookNewBack)
+	n.near.saw(l.last, l.began, ended, shortly)
 	n.wide.saw(l.last, l.began, ended, briefly)
 	found := 0
-	n.rests = min(n.rests+1, livelyRest)
+	n.rests = min(n.rests+1, aFifth)
 	for _, queue := range l.queues {
 		if f := c.byName[queue]; f != nil && !f.paused {
 			n.rests = 1
@@ -387,7 +362,7 @@ func (c *claimer) sawNew(l *newLook, ended time.Time) {
 			}
 		}
 	}
-	n.at = ended.Add(max(lookNewRest, time.Duration(n.rests)*n.took))
+	n.at = ended.Add(max(livelyHold, time.Duration(n.rests)*n.took))
 	c.found(found, ended)
 }
 
@@ -443,7 +418,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		}
 		var since time.Time
 		if allCalls = !began.Before(calls.all); !allCalls {
-			since = calls.looked.Add(-promoteMargin)
+			since = calls.looked.Add(-overlap)
 		}
 		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
 	}
@@ -460,13 +435,13 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 			took := ended.Sub(began)
 			if statement == lookForCalls {
 				if calls.looked = s.now; allCalls {
-					calls.all = ended.Add(min(max(promoteRescan, 20*took), promoteLate))
+					calls.all = ended.Add(min(max(2*rescanEvery, 20*took), promoteLate))
 				}
 				if s.calls {
 					c.promoter.called(allCalls)
 				}
 			}
-			if len(feeds) >= lookLeast {
+			if len(feeds) >= many {
 				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
 			}
 			if all == nil {

@@ -96,7 +96,7 @@ type Queue struct {
 	held heldLately // jobs that may run again
 
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
-	quiets   atomic.Int32 // how many there are in quiet, about; at most maxQuiet
+	quiets   atomic.Int32 // how many there are in quiet, about; at most 10*many
 	allQuiet atomic.Int64 // the same for all queues
 }
 

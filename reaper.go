@@ -172,7 +172,7 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 		{reapHistory, []any{r.cfg.Batch, CancelledKeep.Milliseconds()}, &sum.History},
 		{reapCancels, []any{r.cfg.Batch}, &sum.Cancels},
 		{reapWaiters, []any{r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &sum.Waiters},
-		{reapWorkers, []any{r.cfg.Batch, max(r.cfg.Grace, staleAfter).Milliseconds()}, &sum.Workers},
+		{reapWorkers, []any{r.cfg.Batch, max(r.cfg.Grace, 3*presentEvery).Milliseconds()}, &sum.Workers},
 		{reapCounts, []any{r.cfg.Batch, countsKept.Milliseconds()}, &sum.Counts},
 	} {
 		for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; *s.count += n {
