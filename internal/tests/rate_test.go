@@ -106,7 +106,7 @@ func TestLimit_MaxInAnyWindow(t *testing.T) {
 		workers[kill%3].kill()
 		workers[kill%3] = startProcess(t, db, time.Second)
 	}
-	until(t, db, noJobs)
+	until(t, db, `not exists (select from onceq.jobs) and not exists (select from onceq.job_waits)`)
 	at := sqlOne[[]int64](t, db, `select array_agg(at order by at) from stamps`)
 	require.GreaterOrEqual(t, len(at), jobs)
 	for i := range at[limit.Max:] {
