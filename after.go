@@ -125,14 +125,22 @@ type resolved struct {
 }
 
 // readRefs reads the jobs that keys belong to, and the last id that was drawn.
-const readRefs = `
-select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
+var readRefs = refsFrom(lastID)
+
+const lastID = `coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
+
+const readSequence = `select ` + lastID
+
+func refsFrom(last string) string {
+	return `
+select u.n, f.job_id, f.state, coalesce(f.result::text, ''), ` + last + `
   from (select 0::bigint as n, null::text as scope, null::text as key
         union all
         select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
   left join lateral (
        select job_id, state, result from onceq.job_fences f
         where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f on true`
+}
 
 // resolveAfter finds the jobs that those in a call wait for, before anything is written. It returns nil if no job waits.
 func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encoded) ([]resolved, error) {

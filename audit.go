@@ -61,21 +61,16 @@ type ActionFilter struct {
 
 // Actions returns a page of the audit trail, the latest line first.
 func (q *Queue) Actions(ctx context.Context, db DB, filter ActionFilter) ([]Action, error) {
-	const columns = `select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions`
-	const page = columns + `
- where id < $1::bigint order by id desc limit $2::int`
-	const ofJob = columns + `
- where id < $1::bigint and job_id = $3::bigint order by id desc limit $2::int`
+	const page = `
+select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
+ where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int`
 	limit := cmp.Or(filter.Limit, 100)
 	if limit < 0 || limit > 1000 {
 		return nil, invalid("ActionFilter.Limit", "is %d; 1 to 1,000 is possible", limit)
 	}
-	statement, args := page, []any{cmp.Or(filter.After, math.MaxInt64), limit}
-	if filter.JobID != 0 {
-		statement, args = ofJob, append(args, filter.JobID)
-	}
+	args := []any{cmp.Or(filter.After, math.MaxInt64), limit, filter.JobID}
 	var all []Action
-	err := q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
+	err := q.send(ctx, db, reading, page, args, each(func(rows pgx.Rows) error {
 		var a Action
 		err := rows.Scan(&a.ID, &a.At, &a.Who, &a.What, &a.JobID, &a.About, &a.Why, &a.Outcome)
 		all = append(all, a)

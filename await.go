@@ -80,18 +80,19 @@ func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any)
 // Event returns the payload of an event, as JSON, if it was emitted within the last EventWindow, whoever waits for it.
 // Otherwise emitted is false and err is nil.
 func (q *Queue) Event(ctx context.Context, db DB, scope, key string) (payload json.RawMessage, emitted bool, err error) {
-	const read = `
-select coalesce(result::text, '') from onceq.job_fences f
- where f.key = $2::text and f.scope = $1::text and f.class = ` + sqlOfEvent + ` and f.state = ` + sqlCompleted + ` and not ` + fenceFree
 	if err := checkEvent(scope, key); err != nil {
 		return nil, false, err
 	}
 	var raw string
-	switch err := q.queryRow(ctx, db, read, []any{scope, key}, &raw); {
+	var state fenceState
+	var free bool
+	switch err := q.queryRow(ctx, db, readFence, []any{int16(classEvent), scope, key}, &state, nil, nil, nil, nil, nil, &raw, nil, &free, nil, nil, nil); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, false, nil
 	case err != nil:
 		return nil, false, fmt.Errorf("onceq: reading an event: %w", err)
+	case state != fenceCompleted || free:
+		return nil, false, nil
 	}
 	return json.RawMessage(raw), true, nil
 }
@@ -321,7 +322,7 @@ select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::big
 	return &a, err
 }
 
-// leaseHolds is not empty if the lease holds. It reads without a lock, as jobHolds.
+// leaseHolds is not empty if the lease holds. It reads without a lock, as insertFence.
 const leaseHolds = `
 with ok as materialized (
   select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint

@@ -19,23 +19,8 @@ const CancelledKeep = 24 * time.Hour
 const cancelJobs = `
 select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c`
 
-// requestCancels leaves notes for the holders of those of the jobs that are live, and returns these. It looks once: what waits may be let in meanwhile.
-const requestCancels = `
-insert into onceq.job_cancels (job_id, requested_at)
-select id, greatest(statement_timestamp(), created_at)
-  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
-        union all
-        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l
- order by id
-on conflict (job_id) do update set requested_at = excluded.requested_at
-returning job_id`
-
-const readState = `
-select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
-union all
-select ` + waitState + ` from onceq.job_waits w where w.id = $1::bigint
-union all
-select state from onceq.job_history where id = $1::bigint`
+// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many.
+const requestCancels = `select n from onceq.request_cancels($1::bigint[]) n`
 
 // Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
 // in the history for CancelledKeep. If no worker ever had it, its key is free at once, whatever its window: the next
@@ -76,7 +61,7 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running, keep bo
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
 	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
 	// former holder may have looked for a request just before.
-	if err := q.send(ctx, db, forCaller, requestCancels, []any{ids}, each(func(pgx.Rows) error { asked++; return nil })); err != nil {
+	if err := q.send(ctx, db, forCaller, requestCancels, []any{ids}, row(&asked)); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
 	gone, err = q.cancelFree(ctx, db, forCaller, ids, false, keep)
@@ -191,14 +176,14 @@ func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled
 
 // state reads a job's state. The error is ErrNotFound if the job is neither live nor in the history.
 func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
-	var state State
-	switch err := q.queryRow(ctx, db, readState, []any{id}, &state); {
+	k, err := q.job(ctx, db, id, false, nil, nil)
+	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, noJob(id)
 	case err != nil:
 		return 0, fmt.Errorf("onceq: reading the state of job %d: %w", id, err)
 	}
-	return state, nil
+	return k.job.State, nil
 }
 
 // hurryJobs makes jobs due that wait for their time, and returns how many.

@@ -136,7 +136,7 @@ func TestCitus_ARequestMeetsAPromoter(t *testing.T) {
 		_, err = q.Cancel(ctx, between{tx, before(func() {
 			require.NoError(t, promoter.Commit(ctx))
 			l = claimOf(t, q, j.ID)
-		}, "insert into onceq.job_cancels", "from onceq.job_waits")}, j.ID)
+		}, "onceq.request_cancels(")}, j.ID)
 		require.NoError(t, err)
 		require.NoError(t, tx.Commit(ctx))
 		require.NotNil(t, l)

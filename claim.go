@@ -179,7 +179,12 @@ func (c *claim) args(kinds []string) []any {
 // a claim that returns less than it locked looks as if it had come to the end. A job that has lost a lease ("alone") is
 // claimed only if it is the first; the jobs after it wait for the next claim. The last column but one says whether somebody
 // wants the job cancelled: the request may have come while the job was just being given back.
-const claimAny = `
+const claimAny = claimAnyOf + `($7::text[] is null or kind = any ($7::text[]))` + claimAnyRest
+
+// claimAnyBut is claimAny for all kinds but those in $7.
+const claimAnyBut = claimAnyOf + `kind <> all ($7::text[])` + claimAnyRest
+
+const claimAnyOf = `
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
 ),
@@ -193,7 +198,9 @@ c as materialized (
             and (run_at, id) > (p.run_at, p.id)
             and run_at <= statement_timestamp()
             and (leased_until is null or leased_until <= statement_timestamp())
-            and ($7::text[] is null or kind = any ($7::text[]))
+            and `
+
+const claimAnyRest = `
           order by run_at, id
           limit $8::bigint
             for update skip locked) j

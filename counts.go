@@ -108,20 +108,20 @@ select t.now - $5::int::float8 * interval '1 minute', m.*
  cross join lateral (
        select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int as at,
               pg_catalog.sum(c.started)::bigint, pg_catalog.sum(c.completed)::bigint, pg_catalog.sum(c.failed)::bigint, pg_catalog.sum(c.dead)::bigint, pg_catalog.sum(c.took)::bigint,
-              ` + sqlDurations(`pg_catalog.sum(c.durations[%d])::bigint`) + `
+              array[` + sumOfDurations() + `]
          from onceq.job_counts c
         where c.minute >= t.now - $5::int::float8 * interval '1 minute' and c.minute < t.now
           and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
         group by c.queue, of_kind, at) m
  order by m.queue, m.of_kind, m.at`
 
-// sqlDurations makes an array of an expression for each range of durations.
-func sqlDurations(expression string) string {
+// sumOfDurations adds up each range of durations.
+func sumOfDurations() string {
 	all := make([]string, len(durationBounds)+1)
 	for i := range all {
-		all[i] = strings.ReplaceAll(expression, "%d", fmt.Sprint(i+1))
+		all[i] = fmt.Sprintf("pg_catalog.sum(c.durations[%d])::bigint", i+1)
 	}
-	return "array[" + strings.Join(all, ", ") + "]"
+	return strings.Join(all, ", ")
 }
 
 // Counts returns what workers have counted, sorted by queue and kind: for the last full minutes, each of which can be read a
@@ -250,28 +250,8 @@ func (t *tally) writeAll() error {
 	return t.write(ctx)
 }
 
-// writeCounts adds to the rows of the minute that most of the time since the last write belongs to. Rows are locked in the
-// order of their keys.
-var writeCounts = `
-with u as materialized (
-  select pg_catalog.date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
-    from ` + counted + `
-),
-written as (
-  insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-  select minute, queue, kind, started, completed, failed, dead, took, durations::int[] from u` + addCounts + `
-)
-select count(*) from written`
-
-const counted = `unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
-      as u(queue, kind, started, completed, failed, dead, took, durations)`
-
-var addCounts = ` order by queue collate "C", kind collate "C"
-  on conflict (minute, queue, kind) do update
-     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
-         dead = c.dead + excluded.dead, took = c.took + excluded.took,
-         durations = ` + sqlDurations(`c.durations[%d] + excluded.durations[%d]`) + `
-  returning 1`
+// writeCounts calls add_counts, whose comment says what it does.
+const writeCounts = `select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[]) c`
 
 // write adds what was counted since the last time. What it cannot write stays.
 func (t *tally) write(ctx context.Context) error {
@@ -310,7 +290,7 @@ func countArgs(keys []tallied, of map[tallied]*Count) []any {
 		c := of[key]
 		queues[i], kinds[i], took[i] = key.queue, key.kind, c.Took.Microseconds()
 		started[i], completed[i], failed[i], dead[i] = int32(c.Started), int32(c.Completed), int32(c.Failed), int32(c.Dead) // #nosec G115 -- of a minute
-		durations[i] = "{" + strings.Trim(strings.ReplaceAll(fmt.Sprint(c.Durations), " ", ","), "[]") + "}"
+		durations[i] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(c.Durations)), ","), "[]")
 	}
 	return []any{queues, kinds, started, completed, failed, dead, took, durations}
 }

@@ -208,8 +208,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && keyed {
 			// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
-			const draw = `select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestamp() from pg_catalog.generate_series(1, $1::int)`
-			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids, &at); err != nil {
+			if err := q.queryRow(ctx, db, drawIDs, []any{len(jobs)}, &at, &ids); err != nil {
 				return fmt.Errorf("onceq: drawing ids: %w", err)
 			}
 			if sorted != nil {
@@ -251,6 +250,10 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	}
 	return results, err
 }
+
+// drawIDs draws so many ids, and says what time it is.
+const drawIDs = `
+select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')) from pg_catalog.generate_series(1, $1::int))`
 
 // onlyDuplicates leaves the results of duplicates, after a rollback. Those that were replaced are again what was read of them.
 func onlyDuplicates(results []Result, read map[int]Result) {
@@ -450,23 +453,6 @@ insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, k
 select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
 returning id, false, 1`
 
-// insertKeyedInBatch also takes a fence that is no longer in force, in the same statement, because a batch cannot ask
-// again. It costs a tenth more.
-const insertKeyedInBatch = `
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select pg_catalog.nextval('onceq.ids') as id offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
-select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from 
- (select coalesce((select job_id from fence),
-                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
- where job_id is not null
-returning id, false, 1`
-
 // enqueueOne takes any job, and calls enqueue_one. $6 and $7 are null without a key, and $16 to $18 without a lane and a limit.
 var enqueueOne = enqueueOneFrom("", "'onceq.ids'", "null")
 
@@ -490,10 +476,9 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 		switch {
 		case e.key == "":
 			return insertPlain, args, time.Time{}
-		case inBatch:
-			return insertKeyedInBatch, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
+		case !inBatch: // a batch cannot ask again, and enqueue_one takes a fence that is no longer in force
+			return insertKeyed, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 		}
-		return insertKeyed, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 	}
 	var scope, key, at, delay, metadata any
 	if e.key != "" {
@@ -691,12 +676,12 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 }
 
 // statement gives the statement that sends the jobs, with its arguments. With taking, fences that are no longer in force do
-// not count as taken. since is the time of the call, if another statement has said it.
-func (c *columns) statement(own, taking bool, since *time.Time) (statement string, args []any) {
+// not count as taken. apart says that the server has Citus. since is the time of the call, if another statement has said it.
+func (c *columns) statement(own, taking, apart bool, since *time.Time) (statement string, args []any) {
 	args = append(make([]any, 0, 23), c.refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
 		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, rand.Int64(), own)
 	switch {
-	case c.lanes != nil || taking || len(c.queues) > 1:
+	case c.lanes != nil || taking || apart || len(c.queues) > 1:
 		return enqueueJobs, append(args, c.lanes, c.laneRules, c.paths, c.ifDead, since, taking)
 	case c.keys == nil:
 		statement = insertPlainMany
@@ -721,7 +706,11 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	if !at.IsZero() {
 		since = at
 	}
-	statement, args := c.statement(own, taking, since)
+	apart, err := q.onCitus(ctx, db)
+	if err != nil {
+		return nil, q.enqueueError(err)
+	}
+	statement, args := c.statement(own, taking, apart, since)
 	var got, mine []int64
 	var delayed []bool // by header
 	answer := []any{&got, &delayed, nil, &mine}

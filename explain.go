@@ -454,7 +454,7 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 		x.lock = &lock
 	}
 	var lacks bool
-	if err = x.q.queryRow(ctx, x.db, lacksRows, nil, &lacks); err != nil {
+	if err = x.q.queryRow(ctx, x.db, lacksRows, nil, &lacks, nil); err != nil {
 		return false, fmt.Errorf("onceq: explain: %w", err)
 	}
 	if lacks {

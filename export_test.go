@@ -48,7 +48,7 @@ var UserStatements = map[string]string{
 	"unkeyed in tx":    inTx[completeOneUnkeyed],
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
-	"enqueue":          insertKeyedInBatch,
+	"enqueue":          insertKeyed,
 	"enqueue, general": enqueueOne,
 	"enqueue, many":    enqueueJobs,
 	"what waits":       readRefs,
@@ -138,9 +138,6 @@ func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 
 // ListStatement is the statement of List.
 func ListStatement(f Filter) (string, []any) { return f.statement() }
-
-// ReadAhead is a statement of Explain.
-var ReadAhead = readAhead
 
 // ReadStill is a statement of Health.
 var ReadStill = readStill

@@ -35,7 +35,7 @@ import (
 // and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
 // removes it. With lifetime 0 no clock is asked: it may have been set back since the work was finished.
 //
-// Some other places repeat a part of this and must agree with it: take_fence in the migration (a test compares them);
+// Some other places repeat a part of this and must agree with it: take_fence and claim_fence in the migration (a test compares them);
 // fencePast, which adds the Reaper's grace time, and lets the fence of a job that was never claimed stay for its window, for a
 // Redrive; v_keys and Keys, which say when a key is free; Fence.read, because a completed effect is not free while its job may run;
 // and Fence.judge, which takes a cancelled fence for free at once.
@@ -50,9 +50,17 @@ import (
 // never counts as free, while the job may run again. The Reaper sets finished_at when it first sees that the job is neither
 // in jobs nor dead, cancelled or held in job_history. From then on the table above applies, and it applies to an unknown
 // outcome too.
-const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+const fenceFree = fenceFreeAt + `statement_timestamp()` + orNeverClaimed
+
+// fenceFreeAt and orNeverClaimed are for around a time. A timestamptz with an interval depends on the session's time zone, and a timestamp
+// does not: Citus writes nothing by such a condition.
+const (
+	fenceFreeAt = `(` + fenceOver + ` and f.lifetime >= 0
+      and (f.lifetime = 0 and f.finished_at is not null
+           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= `
+	orNeverClaimed = `)
       or ` + neverClaimed + `)`
+)
 
 // neverClaimed says that f is the fence of a job that was cancelled before any claim had it.
 const neverClaimed = `f.class = ` + sqlOfJob + ` and f.state = ` + sqlCancelled + ` and f.token = f.token >> ` + sqlTokenBits + ` << ` + sqlTokenBits
@@ -66,7 +74,12 @@ func (l *Lease) effectMark() []byte {
 
 // identityOf is the identity of the job in the row j.
 func identityOf(j string) string {
-	return fmt.Sprintf(`coalesce(%[1]s.identity, (extract(epoch from %[1]s.created_at) * 1e6)::bigint)`, j)
+	return `coalesce(` + j + `.identity, ` + createdOf(j) + `)`
+}
+
+// createdOf is the first identity of the job in the row j. In UTC, because Citus writes nothing by what depends on a time zone.
+func createdOf(j string) string {
+	return `(extract(epoch from pg_catalog.timezone('UTC', ` + j + `.created_at)) * 1e6)::bigint`
 }
 
 // ofRound says that the effect f belongs to the present round of the job in the row j, and ofJob that it belongs to any of
@@ -76,7 +89,7 @@ func ofRound(j string) string {
 }
 
 func ofJob(j string) string {
-	return `coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from ` + j + `.created_at) * 1e6)::bigint) and pg_catalog.int8send(` + identityOf(j) + `), true)`
+	return `coalesce(f.fingerprint between pg_catalog.int8send(` + createdOf(j) + `) and pg_catalog.int8send(` + identityOf(j) + `), true)`
 }
 
 // effectsOf says that f is an effect of the job in the row j, or of another job that had its id.
@@ -245,61 +258,34 @@ func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	return f.claim(ctx, db, false)
 }
 
-// jobHolds is not empty if the fence is not a job's ($1 = 0) or if the job's lease still holds. It reads without a lock:
-// the handler's own transaction, on another connection, has the job's row locked.
-const jobHolds = `
+// insertFence takes a key that is absent, if the fence is not a job's ($1 = 0) or if the job's lease still holds. It reads that without
+// a lock: the handler's own transaction, on another connection, has the job's row locked. It is claim_fence, written out.
+const insertFence = `
 with ok as materialized (
   select where $1::bigint = 0
       or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
-),`
-
-// claimAnswer is one row: whether the job's lease holds, and the claim or nulls.
-const claimAnswer = `
-)
-select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
-  from (select) one left join mine m on true`
-
-// insertFence takes a key that is absent.
-const insertFence = jobHolds + `
+),
 mine as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
   select $4::smallint, $5::text, $6::text, ` + sqlClaimed + `, nullif($1::bigint, 0), pg_catalog.nextval('onceq.ids') << ` + sqlTokenBits + `, $7::bigint,
          statement_timestamp() + $8::bigint::float8 * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
-  returning token, leased_until, created_at, identity` + claimAnswer
+  returning token, leased_until, created_at, identity
+)
+select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
+  from (select) one left join mine m on true`
 
 // takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
-// an effect of another job or round ($14). If it is in doubt, the statement keeps the time of the first intent, and the
-// reason or else $13. The reason tells a release that an earlier claim's effect may have happened.
-//
-// An effect of another job that is in the history and may be redriven is not taken, unless nothing of it was applied: a
-// redrive would do it again. The statement raises an error instead.
-var takeFence = jobHolds + `
-n as materialized (select pg_catalog.nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
-mine as (
-  update onceq.job_fences f
-     set state = ` + sqlClaimed + `, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
-         leased_until = statement_timestamp() + $8::bigint::float8 * interval '1 microsecond',
-         created_at = case when $12::bool then f.created_at else statement_timestamp() end,
-         identity = case when $12::bool then f.identity end,
-         fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
-         detail = case when $12::bool then coalesce(f.detail, $13::text) end,
-         lifetime = $9::bigint, finished_at = null, result = null
-    from n, ok
-   where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
-     and case when $12::bool then ` + inDoubt + `
-              when $14::bool and f.state <> ` + sqlCancelled + ` then (select onceq.id_taken(h.id)` + ofDeadJob + `) is null
-              else $14::bool or ` + fenceFree + ` end
-  returning f.token, f.leased_until, f.created_at, f.identity` + claimAnswer
-
-// ofDeadJob finds the job in the history that the effect f belongs to and that may be redriven.
-var ofDeadJob = `
-                from onceq.job_history h where h.id = $1::bigint and h.state <> ` + sqlJobCompleted + ` and ` + ofJob("h")
+// an effect of another job or round ($14): see claim_fence.
+const takeFence = `
+select f.holds, f.token, f.until, f.since, f.identity
+  from onceq.claim_fence('onceq.ids', $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
+                         $11::bigint, $12::bool, $13::text, $14::bool, null) f`
 
 const readFence = `
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
-       coalesce(` + fenceFree + `, false), statement_timestamp()
+       coalesce(` + fenceFree + `, false), statement_timestamp(), coalesce(f.job_id, 0), f.finished_at
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text`
 
@@ -414,7 +400,7 @@ type fenceRow struct {
 func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	var until *time.Time
 	err = f.q.send(ctx, db, f.by(), readFence, []any{int16(f.class), f.scope, f.key}, row(
-		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now))
+		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now, nil, nil))
 	if until != nil {
 		r.until = *until
 	}

@@ -69,9 +69,12 @@ func (c *FenceLease) IdempotencyKey() string {
 const fenceGuard = `
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint`
 
+// fenceClock makes the time a column: Citus allows no function of it in a case.
+const fenceClock = `
+    from (select statement_timestamp() as now) clock`
+
 const fenceRaise = `
-  returning 1
-)
+  returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end`
 
 // completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence over. A fence
@@ -84,17 +87,17 @@ with done as (
      set state = ` + sqlCompleted + `,
          result = case when f.state = ` + sqlCompleted + ` then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
+         finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then clock.now end,
          lifetime = case when f.state = ` + sqlCompleted + ` then f.lifetime
-                         when f.state = ` + sqlClaimed + ` and (f.leased_until <= statement_timestamp()) is not true then $9::bigint else $10::bigint end` + fenceGuard + fenceRaise
+                         when f.state = ` + sqlClaimed + ` and (f.leased_until <= clock.now) is not true then $9::bigint else $10::bigint end` + fenceClock + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `
 with done as (
   update onceq.job_fences f
      set state = case when f.detail is null then ` + sqlCancelled + ` else ` + sqlUncertain + ` end, holder = null,
-         finished_at = case when f.detail is null then statement_timestamp() end,
-         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
+         finished_at = case when f.detail is null then clock.now end,
+         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceClock + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
 
 const doubtFence = `
 with done as (
@@ -184,11 +187,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	if err != nil {
 		return err
 	}
-	statement := completeFence
-	if c.f.q.citus.Load() == citusYes {
-		statement = withClock(statement)
-	}
-	batch.Queue(c.f.q.sql(statement), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		if leaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))

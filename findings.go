@@ -359,51 +359,6 @@ select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
 	})
 }
 
-// readUnset reads the limits for which jobs have waited for longer than $1 and that nobody has set, nor their families. It looks at
-// the first 500 limits for which jobs wait, and skips from one to the next.
-var readUnset = `
-with recursive line (lane, k) as (
-  (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
-  union all
-  select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
-    from line l where l.lane is not null and l.k < 500
-)
-select l.lane, w.waiting
-  from line l
- cross join lateral ` + waitingIn("l.lane", "1000") + ` w
- where l.lane is not null
-   and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, ` + familyOf("l.lane") + `]) and s.n is not null)
-   and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
- order by l.lane`
-
-// unset looks for limits that nobody has set, so that one job of each runs at a time, and for which jobs have waited for long.
-func (x *examination) unset(ctx context.Context) error {
-	var names []string
-	err := x.each(ctx, readUnset, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
-		var lane string
-		var n int
-		if err := rows.Scan(&lane, &n); err != nil {
-			return err
-		}
-		more := ""
-		if n == 1000 {
-			more = "+"
-		}
-		names = append(names, fmt.Sprintf("%q (%d%s %s)", lane[1:], n, more, either(n, "job", "jobs")))
-		return nil
-	})
-	if err != nil || len(names) == 0 {
-		return err
-	}
-	more := ""
-	if n := len(names) - 5; n > 0 {
-		more = fmt.Sprintf(", and %d more", n)
-	}
-	x.add("limit", "jobs wait for limits that nobody has set, and so one job of each runs at a time: "+strings.Join(names[:min(len(names), 5)], ", ")+more,
-		"set them with SetLimit, if only to AtOnce 1; or is a name spelt wrong, in Kind.Limit or where the limit was set?")
-	return nil
-}
-
 // readHangs reads the lanes and limits for which jobs have waited for longer than $1, and that are full since longer than $2: with
 // the job that has held each for longest. It looks at the first 500 lines for which jobs wait, and skips from one to the next; at
 // the jobs that wait it looks only where a job has run for that long. Those that wait for other jobs sort before the space.
@@ -468,7 +423,7 @@ func (x *examination) hangs(ctx context.Context) error {
 // slowLimit is from where on Health names a limit: so long at least until nobody waits for it any more.
 const slowLimit = time.Hour
 
-// readSlow reads the limits for which jobs have waited for longer than $1 and that somebody has set: how many wait, what it allows, and how
+// readSlow reads the limits for which jobs have waited for longer than $1: how many wait, what it allows, null if nobody has set it, and how
 // long the handlers of the first one's kind took on average in the last ten minutes, in seconds. It looks at the first 500 limits for
 // which jobs wait, and skips from one to the next.
 var readSlow = `
@@ -481,30 +436,40 @@ with recursive line (lane, k) as (
 select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
   from line l
  cross join lateral ` + waitingIn("l.lane", "1000") + ` w
- cross join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per, s.burst`) + ` s
+  left join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per, s.burst`) + ` s on true
   left join lateral (
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
        select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
          from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
- where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
+ where l.lane is not null and s.n is distinct from 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane`
 
-// slow looks for limits that allow so little that what waits for them takes hours.
+// slow looks for limits that nobody has set, so that one job of each runs at a time, and for those that allow so little that what waits
+// for them takes hours.
 func (x *examination) slow(ctx context.Context) error {
-	return x.each(ctx, readSlow, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+	var unset []string
+	err := x.each(ctx, readSlow, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var lane string
-		var waiting, n int
-		var rate, burst *int
+		var waiting int
+		var n, rate, burst *int
 		var per *int64
 		var took float64
 		f := Finding{What: "slow_limit", Advice: "raise the limit, if what it protects bears more"}
 		if err := rows.Scan(&lane, &waiting, &f.Since, &n, &rate, &per, &burst, &took); err != nil {
 			return err
 		}
-		limit, seconds := limitOfRow(n, rate, per, burst), 0.0
-		if n < noCap {
-			seconds = float64(waiting) * took / float64(n)
+		more := ""
+		if waiting == 1000 {
+			more = "+"
+		}
+		if n == nil {
+			unset = append(unset, fmt.Sprintf("%q (%d%s %s)", lane[1:], waiting, more, either(waiting, "job", "jobs")))
+			return nil
+		}
+		limit, seconds := limitOfRow(*n, rate, per, burst), 0.0
+		if *n < noCap {
+			seconds = float64(waiting) * took / float64(*n)
 		}
 		if rate != nil {
 			seconds = max(seconds, float64(waiting)*float64(*per)/1e6/float64(*rate))
@@ -512,15 +477,21 @@ func (x *examination) slow(ctx context.Context) error {
 		if seconds < slowLimit.Seconds() {
 			return nil
 		}
-		more := ""
-		if waiting == 1000 {
-			more = "+"
-		}
 		f.Detail = fmt.Sprintf("%d%s jobs wait for limit %q, which is %s: at today's rate, about %.3g an hour, that takes %s or more",
 			waiting, more, lane[1:], limit, float64(waiting)/seconds*3600, time.Duration(seconds)*time.Second)
 		x.found = append(x.found, f)
 		return nil
 	})
+	if err != nil || len(unset) == 0 {
+		return err
+	}
+	more := ""
+	if n := len(unset) - 5; n > 0 {
+		more = fmt.Sprintf(", and %d more", n)
+	}
+	x.add("limit", "jobs wait for limits that nobody has set, and so one job of each runs at a time: "+strings.Join(unset[:min(len(unset), 5)], ", ")+more,
+		"set them with SetLimit, if only to AtOnce 1; or is a name spelt wrong, in Kind.Limit or where the limit was set?")
+	return nil
 }
 
 // reaper looks for what a Reaper would have removed long ago: what workers counted, which every installation has.
@@ -570,10 +541,9 @@ func noMeta(q *Queue) error {
 
 // rows looks for the rows that migrations insert and that nothing deletes.
 func (x *examination) rows(ctx context.Context) error {
-	const read = `select exists (select from onceq.meta), ` + rowsLack
-	return x.each(ctx, read, nil, func(rows pgx.Rows) error {
+	return x.each(ctx, lacksRows, nil, func(rows pgx.Rows) error {
 		var meta, lacks bool
-		if err := rows.Scan(&meta, &lacks); err != nil {
+		if err := rows.Scan(&lacks, &meta); err != nil {
 			return err
 		}
 		if !meta {

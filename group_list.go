@@ -87,11 +87,10 @@ func (x *explaining) after(ctx context.Context) error {
 // GroupsOf returns the ids of the groups that a job is a member of, which are the ids of the jobs that wait for it, or did: at
 // most 100, the oldest first.
 func (q *Queue) GroupsOf(ctx context.Context, db DB, id int64) (groups []int64, err error) {
-	const read = `select array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id limit 100)`
-	if err = q.send(ctx, db, reading, read, []any{id}, row(&groups)); err != nil {
+	if err = q.send(ctx, db, reading, readFollowers, []any{[]int64{id}}, row(nil, nil, &groups)); err != nil {
 		return nil, fmt.Errorf("onceq: groups of job %d: %w", id, err)
 	}
-	return groups, nil
+	return groups[:min(len(groups), 100)], nil
 }
 
 // CancelGroup cancels a job that waits for others, and then those of the others that are unfinished, 500 a statement, each as

@@ -105,7 +105,7 @@ func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueS
 	}
 	var unanswered error
 	for _, look := range []func(context.Context) error{
-		x.rows, x.snapshots, x.keptBack, x.tables, x.indexes, x.triggers, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.unset, x.slow, x.hangs, x.groups, x.calls,
+		x.rows, x.snapshots, x.keptBack, x.tables, x.indexes, x.triggers, x.queues, x.failing, x.stuck, x.versions, x.pauses, x.lanes, x.slow, x.hangs, x.groups, x.calls,
 		x.reaper,
 	} {
 		switch err := x.within(ctx, look); {

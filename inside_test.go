@@ -343,7 +343,7 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 	listed, err := os.ReadFile("internal/tests/testdata/statements.sql")
 	require.NoError(t, err)
 	guards := regexp.MustCompile(`(claims|token) = \S+ and (\w\.)?holder = `)
-	functions := regexp.MustCompile(`onceq\.(begin_await|finish|finish_next|give_back|take_slots)\(`)
+	functions := regexp.MustCompile(`onceq\.(begin_await|claim_fence|finish|finish_next|give_back|take_slots)\(`)
 	var names []string
 	for block := range strings.SplitSeq(string(listed), "\n\n-- ") {
 		head, text, _ := strings.Cut(block, "\n")
@@ -555,7 +555,11 @@ func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
 	list, err := migrations.SQL("onceq")
 	require.NoError(t, err)
 	space := func(s string) string { return strings.Join(strings.Fields(s), " ") }
-	require.Contains(t, space(list[0].Up), space(strings.Trim(onceq.FenceFree, "()")))
+	free := space(strings.ReplaceAll(strings.Trim(onceq.FenceFree, "()"), "pg_catalog.", ""))
+	const until, plain = `timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond')`, `f.finished_at + f.lifetime::float8 * interval '1 millisecond'`
+	require.Contains(t, free, until)
+	require.Contains(t, space(list[0].Up), strings.ReplaceAll(free, until, plain), "take_fence")
+	require.Contains(t, space(list[0].Up), strings.ReplaceAll(free, "statement_timestamp()", "now"), "claim_fence")
 }
 
 func TestExplain_NamesAnOldSnapshot(t *testing.T) {
@@ -2031,9 +2035,8 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 		statement string
 		args      []any
 	}{
-		"explain":      {onceq.ReadLane, []any{"k/lane", results[len(results)-1].ID, 1000, 1, time.Now().Add(time.Hour)}},
-		"limit":        {onceq.ReadLimitOf, []any{"/rate", results[len(results)-2].ID, 100, 0, time.Now().Add(time.Hour)}},
-		"locked ahead": {onceq.ReadAhead, []any{"k/lane", 10}},
+		"explain": {onceq.ReadLane, []any{"k/lane", results[len(results)-1].ID, 1000, 1, time.Now().Add(time.Hour)}},
+		"limit":   {onceq.ReadLimitOf, []any{"/rate", results[len(results)-2].ID, 100, 0, time.Now().Add(time.Hour)}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			tx, err := db.Pool.Begin(ctx)

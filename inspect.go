@@ -242,10 +242,6 @@ func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
 // history, only ID, Scope, Key, State, CreatedAt, FinishedAt, Token and Result are known. A key that no job has is
 // ErrNotFound.
 func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo, error) {
-	const fence = `
-select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
-  from onceq.job_fences f
- where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text`
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
 		return JobInfo{}, err
 	}
@@ -253,16 +249,17 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 	for range settleTries {
 		var state fenceState
 		var finished *time.Time
-		var result *string
-		switch err := q.queryRow(ctx, db, fence, []any{scope, key}, &i.ID, &state, &i.Token, &i.CreatedAt, &finished, &result); {
+		var result string
+		args := []any{int16(classJob), scope, key}
+		switch err := q.queryRow(ctx, db, readFence, args, &state, &i.Token, nil, &i.CreatedAt, nil, nil, &result, nil, nil, nil, &i.ID, &finished); {
 		case errors.Is(err, pgx.ErrNoRows):
 			return JobInfo{}, fmt.Errorf("%w: key %q in scope %q: it was never taken, or it is free and a Reaper has removed it", ErrNotFound, key, scope)
 		case err != nil:
 			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}
 		k, err := q.job(ctx, db, i.ID, true, &scope, &key)
-		if err == nil && k.job.Result == nil && result != nil {
-			k.job.Result = json.RawMessage(*result)
+		if err == nil && k.job.Result == nil && result != "" {
+			k.job.Result = json.RawMessage(result)
 		}
 		if err == nil {
 			return k.job, nil
@@ -273,8 +270,8 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 		if i.State = state.job(nil); i.State == 0 {
 			continue // the job finished between the two statements; the fence now says how
 		}
-		if i.FinishedAt = orZero(finished); result != nil {
-			i.Result = json.RawMessage(*result)
+		if i.FinishedAt = orZero(finished); result != "" {
+			i.Result = json.RawMessage(result)
 		}
 		return i, nil
 	}

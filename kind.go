@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"math"
 	"reflect"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -109,7 +108,10 @@ func (k Kind[P]) check() error {
 	}
 	var bad *InvalidError
 	if errors.As(err, &bad) {
-		return invalid("Kind."+strings.Replace(bad.Field, "Kind", "Name", 1), "of %q %s", k.Name, bad.Reason)
+		if bad.Field == "Kind" {
+			bad.Field = "Name"
+		}
+		return invalid("Kind."+bad.Field, "of %q %s", k.Name, bad.Reason)
 	}
 	return err
 }

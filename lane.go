@@ -204,27 +204,15 @@ const waitBefore = `(select count(*)
                  limit $3::int) w)`
 
 // readLane gives how many jobs of lane $1 may be live, how many are, the
-// jobs that stop it, how many wait before a job with these priority, time and id, and which have the places.
+// jobs that stop it, the first ones whose time has come, how many wait before a job with these priority, time and id, and which have the places.
 var readLane = `
 select ` + limitOf("$1::text") + `,
        (select count(*) from (select from ` + liveIn("$1::text") + ` limit ` + limitOf("$1::text") + `) l),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
+       array(select w.id from ` + dueIn("$1::text", "least($3::int, "+limitOf("$1::text")+")") + `),
        ` + waitBefore + `,
        ` + holdersColumns + `
   from ` + holdersOf("$1::text", "true")
-
-// readAhead gives the first $2 jobs of lane $1 whose time has come.
-var readAhead = `
-select array(select w.id from ` + dueIn("$1::text", "$2::int") + `)`
-
-// lockedAhead looks for a transaction that has one of the first jobs of the lane locked, which are next: nobody passes them.
-func (x *explaining) lockedAhead(ctx context.Context, room int) (r Reason, is bool, err error) {
-	var next []int64
-	if err := x.q.send(ctx, x.db, reading, readAhead, []any{x.e.Job.Lane, min(room, StatsCap)}, row(&next)); err != nil {
-		return r, false, fmt.Errorf("onceq: explain: %w", err)
-	}
-	return x.locked(ctx, lockOld, next...)
-}
 
 // firstOf names the first of n jobs that are live.
 func firstOf(ids []int64, n int) string {
@@ -247,10 +235,10 @@ func (x *explaining) lane(ctx context.Context) error {
 	j := &x.e.Job
 	r := Reason{Cause: CauseLane}
 	var live int
-	var stops []int64
+	var stops, next []int64
 	var p holders
 	args := []any{j.Lane, j.ID, StatsCap, int16(j.Priority), j.RunAt}
-	if err := x.q.send(ctx, x.db, reading, readLane, args, row(append([]any{&r.Slots, &live, &stops, &r.Before}, p.dest()...)...)); err != nil {
+	if err := x.q.send(ctx, x.db, reading, readLane, args, row(append([]any{&r.Slots, &live, &stops, &next, &r.Before}, p.dest()...)...)); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	r.Ahead = p.ids
@@ -272,7 +260,8 @@ func (x *explaining) lane(ctx context.Context) error {
 		return nil
 	default:
 		if room := r.Slots - live; r.Before >= room {
-			switch first, locked, err := x.lockedAhead(ctx, room); {
+			// Nobody passes the next ones of a lane, also where somebody has one of them locked.
+			switch first, locked, err := x.locked(ctx, lockOld, next[:min(len(next), room)]...); {
 			case err != nil:
 				return err
 			case locked:

@@ -14,47 +14,8 @@ import (
 // about to write an intent under the old queue: the next claim or Cancel settles that. An effect that is under way when its job
 // is given back, and moves, finds its fence again (effectScope).
 
-// moveJobs moves live jobs that nobody has had since they were last given back. Those that are due are due from now on, because
-// the new queue's claims have passed the times before; since when they have been due stays known. A job that missed its slot
-// stays late, so that it gets another one. It wakes a worker.
-var moveJobs = `
-with free as materialized (
-  select id, queue, created_at, identity, case when ` + hasSlot + ` then ` + sqlSlotMissed + ` else statement_timestamp() end as due
-    from onceq.jobs
-   where id = any ($1::bigint[]) and leased_until is null and queue <> $2::text
-   order by id
-     for update skip locked
-),
-moved as (
-  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due), due_at = coalesce(j.due_at, case when j.run_at < free.due then j.run_at end)
-    from free where j.id = any (array[free.id])
-  returning j.id, j.queue, j.run_at
-),` + moveEffects + `
-select count(*), (select onceq.wake($2::text, n.due, $3::bigint, $4::bool)
-                    from (select count(*) as due from moved where run_at <= statement_timestamp()) n
-                   where n.due > 0 and exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
-  from moved`
-
-// moveWaits moves jobs that wait for their lane, their limit or other jobs. They keep their places there.
-var moveWaits = `
-with free as materialized (
-  select id, queue, created_at, identity from onceq.job_waits
-   where id = any ($1::bigint[]) and queue <> $2::text
-   order by id
-     for update skip locked
-),
-moved as (
-  update onceq.job_waits w set queue = $2::text from free where w.id = any (array[free.id])
-  returning 1
-),` + moveEffects + `
-select count(*) from moved`
-
-var moveEffects = `
-effect as (
-  update onceq.job_fences f set scope = $2::text
-    from free g
-   where ` + effectsOf("g") + ` and ` + ofJob("g") + `
-)`
+// moveJobs calls move, whose comment says what it does.
+const moveJobs = `select n from onceq.move($1::bigint[], $2::text, $3::bigint, $4::bool) n`
 
 // Move moves an unfinished job that nobody has into another queue, inside db, and reports whether it did: it is
 // false for a job that runs or is finished, for one whose lease has just run out or whose row a transaction has
@@ -78,19 +39,14 @@ func (q *Queue) Move(ctx context.Context, db DB, id int64, queue string) (moved 
 }
 
 func (q *Queue) move(ctx context.Context, db DB, ids []int64, queue string) (moved int, err error) {
-	// A job that waits for its lane may become live in between, so those are tried first.
-	var n int
-	err = q.send(ctx, db, forCaller, moveWaits, []any{ids, queue}, row(&moved))
-	if err == nil && moved < len(ids) {
-		err = q.send(ctx, db, forCaller, moveJobs, []any{ids, queue, rand.Int64(), outside(db)}, row(&n, nil))
-	}
+	err = q.send(ctx, db, forCaller, moveJobs, []any{ids, queue, rand.Int64(), outside(db)}, row(&moved))
 	switch {
 	case sqlstate.Of(err) == "23505": // another job that had the id has an effect of the same name there
-		return moved, fmt.Errorf("%w: move: %w", ErrIDTaken, err)
+		return 0, fmt.Errorf("%w: move: %w", ErrIDTaken, err)
 	case err != nil:
-		return moved, fmt.Errorf("onceq: move: %w", err)
+		return 0, fmt.Errorf("onceq: move: %w", err)
 	}
-	return moved + n, nil
+	return moved, nil
 }
 
 // movable are the states in which a job can be moved.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -402,6 +401,3 @@ func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
 	})
 	return true
 }
-
-// claimAnyBut is claimAny for all kinds but those in $7.
-var claimAnyBut = strings.Replace(claimAny, `($7::text[] is null or kind = any ($7::text[]))`, `kind <> all ($7::text[])`, 1)

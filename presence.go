@@ -238,10 +238,7 @@ func libraryVersion() string {
 }
 
 const writePresence = `
-insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, started_at, seen_at)
-values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb, statement_timestamp(), statement_timestamp())
-on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuck, pool = excluded.pool
-returning 1`
+select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w`
 
 // begin starts to write the row.
 func (p *presence) begin(drain bool) {

@@ -397,7 +397,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	if sweeping {
 		err = p.q.send(unbroken, p.db, hot, sweepMembers, nil, noRows)
 		if err == nil {
-			err = p.q.send(unbroken, p.db, hot, lacksRows, nil, row(&did.lacks))
+			err = p.q.send(unbroken, p.db, hot, lacksRows, nil, row(&did.lacks, nil))
 		}
 		if err != nil {
 			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)

@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -149,24 +150,24 @@ func (q *Queue) Logger() *slog.Logger { return q.log }
 // warning in the log. The row of the table meta it does not, because only a person knows which installation
 // this is: the error has the statement. Check changes nothing else: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
-	const read = `
-select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('citus.version', true) is not null,
-       coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                     (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0),
+	const tables = `
+select version, oldest_code, pg_catalog.current_setting('server_encoding'),
+       pg_catalog.current_setting('citus.version', true) is not null,
+       greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
+                (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0),
        ` + rowsLack + `
   from onceq.meta`
 	var version, oldest int
 	var encoding string
-	var citus, ahead, lacks bool
-	all := row(&version, &oldest, &encoding, &citus, &ahead, &lacks)
-	err := q.send(ctx, q.pool, forCallerRare, read, nil, all)
+	var used, drawn int64
+	var citus, lacks bool
+	all := row(&version, &oldest, &encoding, &citus, &used, &lacks)
+	err := q.send(ctx, q.pool, forCallerRare, tables, nil, all)
+	if err == nil { // the sequence comes last: an id that is in use was drawn before
+		err = q.send(ctx, q.pool, forCallerRare, readSequence, nil, row(&drawn))
+	}
 	if err == nil {
 		q.learn(citus)
-	} else if noTables(err) {
-		if citus, _ := q.onCitus(ctx, q.pool); citus {
-			version, oldest, encoding, ahead, lacks, err = q.checkInParts(ctx)
-		}
 	} else if sqlstate.Of(err) == "0A000" {
 		var standby bool
 		if q.queryRow(ctx, q.pool, `select pg_is_in_recovery()`, nil, &standby) == nil && standby {
@@ -184,7 +185,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_c
 		return &SchemaError{Schema: q.schema, Found: version, Want: SchemaVersion, Oldest: oldest}
 	case encoding != "UTF8":
 		return fmt.Errorf("onceq: the database's encoding is %s; onceq needs UTF8, so that no text fails to convert in the middle of a transaction", encoding)
-	case !ahead:
+	case drawn < used:
 		return ErrIDTaken
 	case lacks:
 		return putBack(ctx, q, q.pool, forCallerRare)
@@ -199,7 +200,8 @@ const rowsLack = `(select l.n < 16 or c.n = 0
           from (select count(*) as n from onceq.lane_locks) l
          cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)`
 
-const lacksRows = `select ` + rowsLack
+// lacksRows says that, and whether the row of meta is there.
+const lacksRows = `select ` + rowsLack + `, exists (select from onceq.meta)`
 
 // putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from
 // then on each one locks them before it does. The row of lane_calls is looked for under the lock of all, so
@@ -269,10 +271,10 @@ with held as (
 select count(*) from held`
 	err = atomically(ctx, q.pool, asIs, func(db DB) error {
 		var leases, workers int
-		var id string
-		if err := q.queryRow(ctx, db, `select gen_random_uuid()::text`, nil, &id); err != nil {
-			return err
-		}
+		var b [16]byte // of a UUID of version 4
+		_, _ = rand.Read(b[:])
+		b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+		id := fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 		const renew = `update onceq.meta set installation = $1::uuid returning null`
 		switch err := q.queryRow(ctx, db, renew, []any{id}, nil); {
 		case errors.Is(err, pgx.ErrNoRows):

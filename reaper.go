@@ -164,21 +164,16 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 	if table, err = r.fenceTable(ctx); err == nil {
 		looked, err = r.fences(ctx, table.pages, &sum)
 	}
-	for _, s := range []struct {
-		statement string
-		args      []any
-		count     *int
-	}{
-		{reapHistory, []any{r.cfg.Batch, CancelledKeep.Milliseconds()}, &sum.History},
-		{reapCancels, []any{r.cfg.Batch}, &sum.Cancels},
-		{reapWaiters, []any{r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &sum.Waiters},
-		{reapWorkers, []any{r.cfg.Batch, max(r.cfg.Grace, 3*presentEvery).Milliseconds()}, &sum.Workers},
-		{reapCounts, []any{r.cfg.Batch, countsKept.Milliseconds()}, &sum.Counts},
-	} {
-		for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; *s.count += n {
-			n, stay = 0, 0
-			err = r.run(ctx, s.statement, s.args, &n, &stay)
-		}
+	for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; sum.History += n {
+		n, stay = 0, 0
+		err = r.run(ctx, reapHistory, []any{r.cfg.Batch, CancelledKeep.Milliseconds()}, &n, &stay)
+	}
+	for most := r.cfg.Batch; err == nil && most == r.cfg.Batch; {
+		var n Reaped
+		args := []any{r.cfg.Batch, r.cfg.Grace.Milliseconds(), max(r.cfg.Grace, 3*presentEvery).Milliseconds(), countsKept.Milliseconds()}
+		err = r.run(ctx, reapRest, args, &n.Waiters, &n.Workers, &n.Counts, &n.Cancels)
+		sum.add(n)
+		most = max(n.Waiters, n.Workers, n.Counts, n.Cancels)
 	}
 	if err == nil {
 		var more time.Duration
@@ -249,7 +244,12 @@ func (r *Reaper) fences(ctx context.Context, pages int64, sum *Reaped) (looked t
 		low, high := fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", from+fencePages)
 		for {
 			var n Reaped
-			if err := r.run(ctx, reapFences, []any{low, high, r.cfg.Batch, r.cfg.Grace.Milliseconds(), unknownFor.Milliseconds(), notedEvery.Milliseconds()}, &n.Fences, &n.Effects, &n.Unknown); err != nil {
+			now, past, err := r.now(ctx)
+			if err == nil {
+				args := []any{low, high, r.cfg.Batch, past, unknownFor.Milliseconds(), notedEvery.Milliseconds(), now}
+				err = r.run(ctx, reapFences, args, &n.Fences, &n.Effects, &n.Unknown)
+			}
+			if err != nil {
 				return looked, err
 			}
 			sum.add(n)
@@ -260,8 +260,12 @@ func (r *Reaper) fences(ctx context.Context, pages int64, sum *Reaped) (looked t
 		for {
 			var n Reaped
 			var marked int
+			now, past, err := r.now(ctx)
 			began := time.Now()
-			if err := r.run(ctx, reapOrphans, []any{low, high, r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &marked, &n.Missing); err != nil {
+			if err == nil {
+				err = r.run(ctx, reapOrphans, []any{low, high, r.cfg.Batch, past, now}, &marked, &n.Missing)
+			}
+			if err != nil {
 				return looked, err
 			}
 			sum.add(n)
@@ -274,6 +278,12 @@ func (r *Reaper) fences(ctx context.Context, pages int64, sum *Reaped) (looked t
 		}
 	}
 	return looked, nil
+}
+
+// now is the database's time, and the grace time before it. It is an argument of what changes fences: Citus allows no function of it there.
+func (r *Reaper) now(ctx context.Context) (now, past time.Time, err error) {
+	err = r.run(ctx, askTime, nil, &now)
+	return now, now.Add(-r.cfg.Grace), err
 }
 
 // reapFences removes, within a range of pages, fences that have been free for the grace time, and clients' keys whose
@@ -295,9 +305,9 @@ select count(*) filter (where class <> ` + sqlOfEffect + ` and ` + fenceOver + `
        count(*) filter (where class <> ` + sqlOfEffect + ` and not ` + fenceOver + `) from gone f`
 
 const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.lifetime >= 0
-     and f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
+     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= $4::timestamptz
       or f.class = ` + sqlOfRequest + ` and ` + fenceUnknown + ` and f.lifetime >= 0
-     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond' <= statement_timestamp())`
+     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.leased_until) + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond') <= $7::timestamptz)`
 
 // reapOrphans handles the fences, within a range of pages, whose job is neither live nor in a part of the history from
 // which it can be redriven. For an effect, also one of an earlier round, the window begins now. For a queued key, the time
@@ -315,7 +325,7 @@ with d as materialized (
 ),
 noted as (
   update onceq.job_fences f
-     set state = case when f.finished_at is null then f.state else ` + sqlCancelled + ` end, finished_at = statement_timestamp(),
+     set state = case when f.finished_at is null then f.state else ` + sqlCancelled + ` end, finished_at = $5::timestamptz,
          token = case when f.finished_at is null then f.token else f.token | 1::bigint end
    where f.ctid = any (array (select ctid from d)) and ` + fenceOrphan + `
   returning f.state
@@ -324,9 +334,9 @@ select count(*) filter (where state <> ` + sqlCancelled + `), count(*) filter (w
 
 const fenceOrphan = `f.job_id is not null and (
            f.class = ` + sqlOfEffect + ` and f.finished_at is null
-           and (f.state in (` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())
+           and (f.state in (` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) or f.state = ` + sqlClaimed + ` and f.leased_until <= $5::timestamptz)
         or f.class = ` + sqlOfJob + ` and f.state = ` + sqlQueued + `
-           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond', true))`
+           and coalesce(f.finished_at <= $4::timestamptz, true))`
 
 // reapHistory removes history that has been kept long enough. Dead and held jobs have no keep_until. A cancelled job stays
 // for another CancelledKeep as long as the outcome of one of its effects is unknown: otherwise nobody would find that
@@ -538,26 +548,12 @@ select array(
        pg_catalog.count(lane), coalesce(pg_catalog.max(lane), ''), statement_timestamp()
   from line`
 
-// reapCancels removes requests to cancel jobs that are gone.
-const reapCancels = `
-with d as materialized (
-  select x.ctid from onceq.job_cancels x
-   where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
-     and not exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at)
-   limit $1::int
-     for update of x skip locked
-),
-gone as (
-  delete from onceq.job_cancels x where x.ctid = any (array (select ctid from d))
-  returning x.job_id
-)
-select count(*), 0 from gone`
-
-// reapWaiters removes the announcements of workers that have been away for the grace time, sets of queues that no worker
+// reapRest removes the announcements of workers that have been away for the grace time, sets of queues that no worker
 // serves any more, what says that a worker was woken that is not there, where claims of backlogs ended that long ago, and what is
-// known of limits with a rate that have rested: the next job of one is as good as its first.
+// known of limits with a rate that have rested: the next job of one is as good as its first. It also removes the rows of workers that have
+// not written them for $3, what workers counted before $4, and requests to cancel jobs that are gone.
 // #nosec G101 -- a statement, not a credential
-const reapWaiters = `
+const reapRest = `
 with d as materialized (
   select ctid from onceq.waiters
    where idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
@@ -594,39 +590,27 @@ rates as (
   delete from onceq.limit_rates
    where ctid = any (array (
          select ctid from onceq.limit_rates where free_at <= statement_timestamp() - interval '1 minute' for update skip locked))
-)
-select count(*), 0 from gone`
-
-// reapWorkers removes the rows of workers that have not written them for the grace time.
-// #nosec G101 -- a statement, not a credential
-const reapWorkers = `
-with d as materialized (
-  select ctid from onceq.workers
-   where seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-   limit $1::int
-     for update skip locked
 ),
-gone as (
+workers as (
   delete from onceq.workers
-   where ctid = any (array (select ctid from d))
-     and seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-  returning id
-)
-select count(*), 0 from gone`
-
-// reapCounts removes what workers counted long ago.
-const reapCounts = `
-with d as materialized (
-  select ctid from onceq.job_counts
-   where minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-   order by minute
-   limit $1::int
-     for update skip locked
+   where ctid = any (array (
+         select ctid from onceq.workers where seen_at <= statement_timestamp() - $3::bigint::float8 * interval '1 millisecond' limit $1::int for update skip locked))
+  returning 1
 ),
-gone as (
+counts as (
   delete from onceq.job_counts
-   where ctid = any (array (select ctid from d))
-     and minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
+   where ctid = any (array (
+         select ctid from onceq.job_counts where minute <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
+          order by minute limit $1::int for update skip locked))
+  returning 1
+),
+cancels as (
+  delete from onceq.job_cancels
+   where ctid = any (array (
+         select x.ctid from onceq.job_cancels x
+          where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
+            and not exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at)
+          limit $1::int for update of x skip locked))
   returning 1
 )
-select count(*), 0 from gone`
+select (select count(*) from gone), (select count(*) from workers), (select count(*) from counts), (select count(*) from cancels)`

@@ -64,12 +64,6 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 // Reaper has removed the job's fence, Redrive takes the key again, with DefaultWindow. It does so even if a later job had
 // the key and finished; the tokens of that job were larger.
 func (q *Queue) Redrive(ctx context.Context, db DB, id int64) (State, error) {
-	const other = `
-select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
-  from onceq.job_history h
-  join onceq.job_fences f on f.class = ` + sqlOfJob + ` and f.scope = h.scope and f.key = h.key
-  left join onceq.jobs j on j.id = f.job_id
- where h.id = $1::bigint and f.job_id <> h.id`
 	for range settleTries {
 		r, err := q.redrive(ctx, db, []int64{id}, redrivable)
 		switch {
@@ -90,9 +84,13 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
 		var state fenceState
 		var result *string
 		var live *int16
-		err = q.queryRow(ctx, db, other, []any{id}, &dup.Scope, &dup.Key, &dup.Existing.ID, &state, &result, &live)
+		k, err := q.job(ctx, db, id, false, nil, nil)
+		if err == nil {
+			dup.Scope, dup.Key = k.job.Scope, k.job.Key
+			err = q.queryRow(ctx, db, readTaken, []any{[]string{dup.Scope}, []string{dup.Key}}, nil, &dup.Existing.ID, &state, nil, &result, nil, nil, &live)
+		}
 		switch {
-		case errors.Is(err, pgx.ErrNoRows):
+		case errors.Is(err, pgx.ErrNoRows), err == nil && dup.Existing.ID == id:
 			continue // removed or discarded in between
 		case err != nil:
 			return 0, fmt.Errorf("onceq: redrive: %w", err)
@@ -106,11 +104,11 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
 	return 0, fmt.Errorf("%w (job %d)", ErrKeyUnsettled, id)
 }
 
-// readFollowers gives those of the jobs that wait for others, or did, each with the groups that it is a member of.
+// readFollowers gives the jobs, whether each waits for others, or did, and the groups that it is a member of.
 const readFollowers = `
-select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
+select u.id, exists (select from onceq.job_members where group_id = u.id offset 0),
+       array(select group_id from onceq.job_members where job_id + 0 = u.id order by group_id)
   from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
- where exists (select from onceq.job_members where group_id = u.id offset 0)
  order by u.n`
 
 // membersFirst sorts followers, of which each has its groups: one that waits for another one comes after it.
@@ -156,9 +154,12 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
 		err := q.send(ctx, db, forCaller, readFollowers, []any{ids}, each(func(rows pgx.Rows) error {
 			var id int64
+			var follows bool
 			var of []int64
-			err := rows.Scan(&id, &of)
-			last, groups[id] = append(last, id), of
+			err := rows.Scan(&id, &follows, &of)
+			if follows {
+				last, groups[id] = append(last, id), of
+			}
 			return err
 		}))
 		if err != nil {

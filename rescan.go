@@ -52,22 +52,8 @@ insert into onceq.queues (queue, rescanned_at)
 select u.queue, 'epoch' from onceq.meta, pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
 on conflict do nothing`
 
-// rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
-// jobs of these kinds, or the database's clock was set back. Others may be asking at the same time.
-const rescanTurn = `
-with free as materialized (
-  select queue
-    from onceq.queues
-   where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
-          or left_kinds operator(pg_catalog.&&) $3::text[]
-          or rescanned_at > statement_timestamp() + interval '1 second')
-   order by queue
-     for update skip locked
-)
-update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[]))
-  from free where q.queue = any (array[free.queue]) returning q.queue`
+// rescanTurn returns those of the given queues that this worker may rescan now, for some interval and these kinds: see rescan_turn.
+const rescanTurn = `select q from onceq.rescan_turn($1::text[], $2::bigint, $3::text[]) r cross join pg_catalog.unnest(r) q`
 
 // rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many
 // workers have would wait until the turn comes to one of these.

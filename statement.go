@@ -236,10 +236,7 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 		}
 	}
 	if q.citus.Load() == citusYes {
-		var err error
-		if statement, args, err = q.onOneNode(ctx, db, statement, args); err != nil {
-			return q.told(err)
-		}
+		statement = onNode(statement)
 		if more, ok := strings.CutPrefix(by.settings, hotPlans); ok {
 			by.settings = reading.settings + more
 		}

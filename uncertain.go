@@ -246,33 +246,22 @@ func (r Resolution) encode() (string, error) {
 	return "", invalid("Resolution", "is empty; use Applied, NeverApplied or AskAgain")
 }
 
-// resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be stored.
-// Token and holder stay, so that a late success is still accepted while nobody has run the work again. The window of a
-// completed effect begins only when the Reaper finds that its job is over (fence.go). What is completed so has a lifetime of at
-// least $6. Zero rows: nothing to resolve.
-const resolveFence = `
-update onceq.job_fences f
-   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = case when $4::smallint = ` + sqlUncertain + ` then f.detail end,
-       finished_at = case when $4::smallint <> ` + sqlUncertain + ` and (f.class <> ` + sqlOfEffect + ` or $4::smallint = ` + sqlCancelled + `) then statement_timestamp() end,
-       lifetime = case when $4::smallint = ` + sqlCancelled + ` then 0
-                       when $4::smallint = ` + sqlCompleted + ` and f.lifetime >= 0 then greatest(f.lifetime, $6::bigint) else f.lifetime end
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
-   and (f.state = ` + sqlHeld + ` or ` + inDoubt + ` or f.state = ` + sqlCompleted + ` and f.detail is not null and $4::smallint = ` + sqlCompleted + `)
-returning f.token`
+// resolveFence calls resolve_fence, whose comment says what it does.
+const resolveFence = `select f from onceq.resolve_fence($1::smallint, $2::text, $3::text, $4::smallint, $5::text, $6::bigint) f`
 
 func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	raw, err := r.encode()
 	if err != nil {
 		return err
 	}
-	var token int64
+	var settled bool
 	args := []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}
-	err = f.q.send(ctx, db, forCaller, resolveFence, args, row(&token))
-	if errors.Is(err, pgx.ErrNoRows) {
-		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
-	}
-	if err != nil {
+	err = f.q.send(ctx, db, forCaller, resolveFence, args, row(&settled))
+	switch {
+	case err != nil:
 		return fmt.Errorf("onceq: resolving %s: %w", f, err)
+	case !settled:
+		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}
 	return nil
 }
@@ -294,10 +283,16 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 		return err
 	}
 	return atomically(ctx, db, asIs, func(db DB) error {
-		const past = `select state from onceq.job_history where id = $1::bigint for update`
-		var state State
-		if err := q.queryRow(ctx, db, past, []any{jobID}, &state); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		var past []int64
+		if err := q.queryRow(ctx, db, lockPast, []any{[]int64{jobID}}, &past, nil); err != nil {
 			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
+		}
+		var state State
+		if len(past) > 0 {
+			var err error
+			if state, err = q.state(ctx, db, jobID); err != nil {
+				return err
+			}
 		}
 		effects, err := q.Effects(ctx, db, jobID, Filter{WithoutPayloads: true})
 		if err != nil {
@@ -401,24 +396,8 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 	return nil
 }
 
-var resolveEffects = `
-with h as materialized (
-  select * from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-settled as (
-  update onceq.job_fences f
-     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = case when $3::smallint = ` + sqlUncertain + ` then f.detail end,
-         finished_at = case when $3::smallint = ` + sqlCancelled + ` then statement_timestamp() end,
-         lifetime = case when $3::smallint = ` + sqlCancelled + ` then 0 else f.lifetime end
-    from h
-   where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and (f.state = ` + sqlHeld + ` or ` + inDoubt + `)
-     and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
-  returning h.id, h.state
-)
-select count(*), (select pg_catalog.array_agg(distinct id) from settled where state = ` + sqlJobHeld + `) from settled`
+const resolveEffects = `
+select e.settled, e.held from onceq.resolve_effects($1::bigint[], $2::smallint[], $3::smallint, $4::text, $5::text) e`
 
 // ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
 // filter chooses: newest first, 500 jobs a transaction. Use it after an outage, for example. By default it chooses held

@@ -1256,6 +1256,243 @@ begin
 end
 $cancel_followers$;
 
+-- Leaves notes for the holders of those of the jobs that are live, and returns how many. It looks once: what waits may be let in meanwhile.
+create function {{.schema}}.request_cancels(ids bigint[]) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $request_cancels$
+#variable_conflict use_column
+declare
+  now timestamptz := statement_timestamp();
+  n   bigint;
+begin
+  insert into {{.schema}}.job_cancels (job_id, requested_at)
+  select l.id, greatest(now, l.created_at)
+    from (select id, created_at from {{.schema}}.jobs where id = any (ids)
+          union all
+          select id, created_at from {{.schema}}.job_waits where id = any (ids)) l
+   order by l.id
+  on conflict (job_id) do update set requested_at = excluded.requested_at;
+  get diagnostics n = row_count;
+  return n;
+end
+$request_cancels$;
+
+-- Moves jobs that nobody has into another queue, with their effects, and returns how many. What waits for its lane may become live meanwhile, so
+-- job_waits comes first: such a job keeps its place there. A live one that is due is due from now on, because the new queue's claims have passed the
+-- times before; since when it has been due stays known. One that missed its slot of a rate stays late, so that it gets another one.
+create function {{.schema}}.move(ids bigint[], queue text, place bigint, own boolean) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $move$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  waits  bigint[];
+  lives  bigint[];
+  dues   timestamptz[];
+  queues text[];  -- where they were
+  more   text[];
+  firsts bytea[]; -- what names the effects of their first rounds
+  lasts  bytea[]; -- and of their last
+  begins bytea[];
+  ends   bytea[];
+  soon   bigint;
+begin
+  select array_agg(w.id), array_agg(w.queue), array_agg(int8send((extract(epoch from w.created_at) * 1e6)::bigint)),
+         array_agg(int8send(coalesce(w.identity, (extract(epoch from w.created_at) * 1e6)::bigint)))
+    into waits, queues, firsts, lasts
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (
+         select id, queue, created_at, identity from {{.schema}}.job_waits where id = u.id and queue <> move.queue for update skip locked) w;
+  if waits is not null then
+    update {{.schema}}.job_waits set queue = move.queue where id = any (waits);
+  end if;
+  select array_agg(j.id), array_agg(j.queue), array_agg(int8send((extract(epoch from j.created_at) * 1e6)::bigint)),
+         array_agg(int8send(coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint))),
+         array_agg(case when right(j.lane, 2) = chr(31) || '@' then now - interval '1 second' else now end)
+    into lives, more, begins, ends, dues
+    from (select id from unnest(ids) as u(id) order by id) u
+   cross join lateral (
+         select id, queue, created_at, identity, lane from {{.schema}}.jobs
+          where id = u.id and leased_until is null and queue <> move.queue
+            for update skip locked) j;
+  update {{.schema}}.jobs j
+     set queue = move.queue, run_at = greatest(j.run_at, u.due), due_at = coalesce(j.due_at, case when j.run_at < u.due then j.run_at end)
+    from unnest(lives, dues) as u(id, due) where j.id = any (array[u.id]);
+  update {{.schema}}.job_fences f set scope = move.queue
+    from unnest(waits || lives, queues || more, firsts || begins, lasts || ends) as g(id, queue, first, last)
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0'
+     and coalesce(f.fingerprint between g.first and g.last, true);
+  select count(*) into soon
+    from unnest(lives) as u(id) cross join lateral (select run_at from {{.schema}}.jobs where id = u.id offset 0) j where j.run_at <= now;
+  if soon > 0 and exists (select from {{.schema}}.waiters w where w.idle_until > now) then
+    perform {{.schema}}.wake(move.queue, soon, place, own);
+  end if;
+  return coalesce(cardinality(waits || lives), 0);
+end
+$move$;
+
+-- Writes the row of a worker.
+create function {{.schema}}.be_present(id bigint, host text, process integer, version text, schema_version integer, lease bigint, queues jsonb, kinds text[], stuck jsonb, pool jsonb) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $be_present$
+#variable_conflict use_column
+declare
+  now timestamptz := statement_timestamp();
+begin
+  insert into {{.schema}}.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, started_at, seen_at)
+  values (be_present.id, be_present.host, be_present.process, be_present.version, be_present.schema_version, be_present.lease,
+          be_present.queues, be_present.kinds, be_present.stuck, be_present.pool, now, now)
+  on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuck, pool = excluded.pool;
+end
+$be_present$;
+
+-- Adds what a worker has counted to the rows of the minute that most of the time since the last time belongs to. Rows are locked in the order of their keys.
+create function {{.schema}}.add_counts(queues text[], kinds text[], started integer[], completed integer[], failed integer[], dead integer[], took bigint[], durations text[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $add_counts$
+#variable_conflict use_column
+declare
+  at timestamptz := date_trunc('minute', statement_timestamp() - interval '30 seconds');
+begin
+  insert into {{.schema}}.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
+  select at, u.queue, u.kind, u.started, u.completed, u.failed, u.dead, u.took, string_to_array(u.durations, ',')::integer[]
+    from unnest(queues, kinds, add_counts.started, add_counts.completed, add_counts.failed, add_counts.dead, add_counts.took, add_counts.durations)
+      as u(queue, kind, started, completed, failed, dead, took, durations)
+   order by u.queue collate "C", u.kind collate "C"
+  on conflict (minute, queue, kind) do update
+     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
+         dead = c.dead + excluded.dead, took = c.took + excluded.took,
+         durations = array[c.durations[1] + excluded.durations[1], c.durations[2] + excluded.durations[2], c.durations[3] + excluded.durations[3],
+                           c.durations[4] + excluded.durations[4], c.durations[5] + excluded.durations[5], c.durations[6] + excluded.durations[6],
+                           c.durations[7] + excluded.durations[7], c.durations[8] + excluded.durations[8], c.durations[9] + excluded.durations[9],
+                           c.durations[10] + excluded.durations[10], c.durations[11] + excluded.durations[11], c.durations[12] + excluded.durations[12],
+                           c.durations[13] + excluded.durations[13], c.durations[14] + excluded.durations[14]];
+end
+$add_counts$;
+
+-- Returns those of the queues that a worker may rescan now: where no other one has in so many microseconds, or one has left jobs of these kinds, or
+-- the clock was set back. Others may be asking at the same time.
+create function {{.schema}}.rescan_turn(names text[], every bigint, kinds text[]) returns text[]
+language plpgsql set search_path = pg_catalog, pg_temp as $rescan_turn$
+#variable_conflict use_column
+declare
+  now  timestamptz := statement_timestamp();
+  mine text[];
+begin
+  select array_agg(q.queue) into mine
+    from (select queue from {{.schema}}.queues
+           where queue = any (names)
+             and (rescanned_at <= now - every::float8 * interval '1 microsecond' or left_kinds && kinds or rescanned_at > now + interval '1 second')
+           order by queue
+             for update skip locked) q;
+  if mine is not null then
+    update {{.schema}}.queues set rescanned_at = now, left_kinds = (select array_agg(k) from unnest(left_kinds) as k where k <> all (kinds))
+     where queue = any (mine);
+  end if;
+  return mine;
+end
+$rescan_turn$;
+
+-- Takes a key outside of jobs, or of an effect: where seen is null an absent one, and else one whose fence, under that token, is still free, or still in
+-- doubt (doubtful), or that is of another job or round (strange). Of one in doubt the time of the first intent stays, and the reason or else why: that
+-- tells a release that an earlier claim's effect may have happened. holds is false if the job's lease is lost, and token null if the key is not to be had.
+-- The guard is read without a lock: the handler's own transaction, on another connection, has the job's row locked.
+--
+-- An effect of another job that is in the history and may be redriven is not taken, unless nothing of it was applied: a redrive would do it again.
+create function {{.schema}}.claim_fence(ids regclass, job bigint, claims integer, holder bigint, class smallint, scope text, key text, claimer bigint, lease bigint, lifetime bigint,
+                                        mark bytea, seen bigint, doubtful boolean, why text, strange boolean, drawn bigint,
+                                        out holds boolean, out token bigint, out until timestamptz, out since timestamptz, out identity bigint)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $claim_fence$
+#variable_conflict use_column
+declare
+  now   timestamptz := statement_timestamp();
+  ends  timestamptz := now + lease::float8 * interval '1 microsecond';
+  fresh bigint;
+begin
+  holds := job = 0 or exists (select from {{.schema}}.jobs j where j.id = job and j.claims = claim_fence.claims and j.holder = claim_fence.holder);
+  if not holds then
+    return;
+  end if;
+  fresh := coalesce(drawn, nextval(ids)) << 20;
+  if seen is null then
+    insert into {{.schema}}.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
+    values (claim_fence.class, claim_fence.scope, claim_fence.key, 1, nullif(job, 0), fresh, claimer, ends, now, claim_fence.lifetime, mark)
+    on conflict do nothing;
+    if found then
+      token := fresh; until := ends; since := now;
+    end if;
+    return;
+  end if;
+  if strange then
+    perform {{.schema}}.id_taken(h.id)
+       from {{.schema}}.job_fences f
+      cross join lateral (select id, created_at, identity from {{.schema}}.job_history where id = job and state <> 5 offset 0) h
+      where f.class = claim_fence.class and f.scope = claim_fence.scope and f.key = claim_fence.key and seen = f.token and f.state <> 5
+        and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1e6)::bigint)
+                                       and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true);
+  end if;
+  update {{.schema}}.job_fences f
+     set state = 1, job_id = nullif(job, 0), token = greatest(f.token + 1, fresh), holder = claimer, leased_until = ends,
+         created_at = case when doubtful then f.created_at else now end, identity = case when doubtful then f.identity end,
+         fingerprint = case when doubtful then f.fingerprint else mark end, detail = case when doubtful then coalesce(f.detail, why) end,
+         lifetime = claim_fence.lifetime, finished_at = null, result = null
+   where f.class = claim_fence.class and f.scope = claim_fence.scope and f.key = claim_fence.key and f.token = seen
+     and case when doubtful then f.state = 2 or f.state = 1 and f.leased_until <= now
+              else strange or (f.state in (3, 4, 5) and f.lifetime >= 0
+                               and (f.lifetime = 0 and f.finished_at is not null or timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= now)
+                               or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) end
+  returning f.token, f.leased_until, f.created_at, f.identity into token, until, since, identity;
+end
+$claim_fence$;
+
+-- Settles a fence that is uncertain or held, or gives a completed one the result that could not be stored, and returns whether there was anything to
+-- settle. Token and holder stay, so that a late success is still accepted while nobody has run the work again. The window of a completed effect
+-- begins only when the Reaper finds that its job is over. What is completed so has a lifetime of at least at_least.
+create function {{.schema}}.resolve_fence(class smallint, scope text, key text, state smallint, result text, at_least bigint) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $resolve_fence$
+#variable_conflict use_column
+declare
+  now timestamptz := statement_timestamp();
+begin
+  update {{.schema}}.job_fences f
+     set state = resolve_fence.state, result = nullif(resolve_fence.result, '')::jsonb, detail = case when resolve_fence.state = 2 then f.detail end,
+         finished_at = case when resolve_fence.state <> 2 and (f.class <> 3 or resolve_fence.state = 5) then now end,
+         lifetime = case when resolve_fence.state = 5 then 0
+                         when resolve_fence.state = 3 and f.lifetime >= 0 then greatest(f.lifetime, resolve_fence.at_least) else f.lifetime end
+   where f.class = resolve_fence.class and f.scope = resolve_fence.scope and f.key = resolve_fence.key
+     and (f.state in (2, 6) or f.state = 1 and f.leased_until <= now or f.state = 3 and f.detail is not null and resolve_fence.state = 3);
+  return found;
+end
+$resolve_fence$;
+
+-- Settles the uncertain and held effects, of one name or with an empty name all, of jobs in one of these states in the history. It returns how many it
+-- settled, and the held jobs among them.
+create function {{.schema}}.resolve_effects(ids bigint[], states smallint[], state smallint, result text, name text, out settled bigint, out held bigint[])
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $resolve_effects$
+#variable_conflict use_column
+declare
+  now    timestamptz := statement_timestamp();
+  jobs   bigint[];
+  queues text[];
+  keys   text[];
+  ends   smallint[];
+begin
+  select array_agg(h.id), array_agg(h.queue), array_agg(h.key), array_agg(h.state) into jobs, queues, keys, ends
+    from (select u.id from unnest(ids) as u(id) order by u.id) u
+   cross join lateral (select * from {{.schema}}.job_history where id = u.id and state = any (states) for update) a
+   cross join lateral (
+         select a.id, a.queue, a.state, f.key from {{.schema}}.job_fences f
+          where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0'
+            and coalesce(f.fingerprint = int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1e6)::bigint)), true)
+            and (resolve_effects.name = '' or f.key = a.id::text || '/' || resolve_effects.name) offset 0) h;
+  with done as (
+    update {{.schema}}.job_fences f
+       set state = resolve_effects.state, result = nullif(resolve_effects.result, '')::jsonb, detail = case when resolve_effects.state = 2 then f.detail end,
+           finished_at = case when resolve_effects.state = 5 then now end, lifetime = case when resolve_effects.state = 5 then 0 else f.lifetime end
+      from unnest(jobs, queues, keys, ends) as g(id, queue, key, state)
+     where f.key = any (array[g.key]) and f.scope = g.queue and f.class + 0 = 3 and (f.state in (2, 6) or f.state = 1 and f.leased_until <= now)
+    returning g.id, g.state
+  )
+  select count(*), array_agg(distinct d.id) filter (where d.state = 8) into settled, held from done d;
+end
+$resolve_effects$;
+
 -- Makes the jobs run now that wait for their time, and returns how many. One whose row somebody has locked is left as it is, and so is one with a slot
 -- of a rate, which starts then. What waits for its lane may become live meanwhile, so job_waits comes first.
 create function {{.schema}}.hurry(ids bigint[]) returns bigint
@@ -2418,7 +2655,8 @@ begin
     select p.oid::regprocedure as signature
       from pg_catalog.pg_proc p join pg_catalog.pg_type t on t.typnamespace = p.pronamespace
      where t.oid = pg_catalog.pg_typeof(null::{{.schema}}.jobs) and p.proname in ('call', 'emit', 'begin_await', 'tell', 'finish', 'give_back', 'cancel',
-                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'pause', 'resume', 'enqueue_one', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive')
+                                                                          'promote', 'call_families', 'settle_limits', 'take_slots', 'set_limit', 'enqueue_one', 'enqueue_jobs', 'sweep_members', 'insert_members', 'cancel_followers', 'hurry', 'replace_jobs', 'discard', 'redrive',
+                                                                          'request_cancels', 'move', 'pause', 'resume', 'be_present', 'add_counts', 'rescan_turn', 'claim_fence', 'resolve_fence', 'resolve_effects')
   loop
     execute 'alter function ' || f.signature || ' set plan_cache_mode = force_custom_plan';
     execute 'alter function ' || f.signature || ' set citus.allow_nested_distributed_execution = on';
@@ -3166,6 +3404,14 @@ drop function {{.schema}}.redrive(bigint[], smallint[], bigint, bigint[]);
 drop function {{.schema}}.discard(bigint[], smallint[]);
 drop function {{.schema}}.replace_jobs(bigint[], text[], text[], text[], bytea[], text[], bytea[], smallint[], bigint[], bigint[], text[], bytea[]);
 drop function {{.schema}}.hurry(bigint[]);
+drop function {{.schema}}.resolve_effects(bigint[], smallint[], smallint, text, text);
+drop function {{.schema}}.resolve_fence(smallint, text, text, smallint, text, bigint);
+drop function {{.schema}}.claim_fence(regclass, bigint, integer, bigint, smallint, text, text, bigint, bigint, bigint, bytea, bigint, boolean, text, boolean, bigint);
+drop function {{.schema}}.rescan_turn(text[], bigint, text[]);
+drop function {{.schema}}.add_counts(text[], text[], integer[], integer[], integer[], integer[], bigint[], text[]);
+drop function {{.schema}}.be_present(bigint, text, integer, text, integer, bigint, jsonb, text[], jsonb, jsonb);
+drop function {{.schema}}.move(bigint[], text, bigint, boolean);
+drop function {{.schema}}.request_cancels(bigint[]);
 drop function {{.schema}}.cancel_followers(bigint[], bigint);
 drop function {{.schema}}.insert_members(bigint[], bigint[], boolean[], smallint[], text[]);
 drop function {{.schema}}.mark_members(bigint[]);

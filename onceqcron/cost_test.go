@@ -22,7 +22,7 @@ import (
 type traffic struct{ statements, trips atomic.Int64 }
 
 func asks(sql string) bool {
-	return strings.Contains(sql, "skip locked") || strings.Contains(sql, ".pauses") || strings.Contains(sql, "as q(queue, n)")
+	return strings.Contains(sql, "skip locked") || strings.Contains(sql, "rescan_turn(") || strings.Contains(sql, ".pauses") || strings.Contains(sql, "as q(queue, n)")
 }
 
 func (c *traffic) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {

@@ -51,6 +51,7 @@ var onceqs = []struct {
 	role        role
 }{
 	{"server_encoding", "onceq's check of its schema", roleSkip},
+	{"select coalesce(pg_catalog.pg_sequence_last_value", "onceq's check of its schema", roleSkip},
 	{"onceq.promote(", "onceq's promotion of jobs that wait", rolePromote},
 	{"from onceq.job_members where not told", "onceq's look for the ends of members", roleSkip},
 	{"select slot from onceq.lane_locks order by slot", "onceq's look at all lanes", roleSkip},
@@ -79,7 +80,7 @@ var onceqs = []struct {
 	{"as u(id, claims, holder, n)", "onceq's beat", roleSkip},
 	{"greatest(leased_until", "onceq's longer lease", roleSkip},
 	{"(class, scope, key, state, job_id, token, holder, leased_until", "onceq's intent of ", roleIntent},
-	{"n as materialized (select pg_catalog.nextval('onceq.ids') << 20 as token)", "onceq's intent of ", roleIntent},
+	{"onceq.claim_fence(", "onceq's intent of ", roleIntent},
 	{"when not $8::bool then f.detail", "onceq's renewal of ", roleOnceq},
 	{"set state = 3,\n         result = case", "onceq's outcome of ", roleOutcome},
 	{"set state = case when f.detail is null then 5 else 2 end", "onceq's release of ", roleOutcome},
@@ -96,7 +97,8 @@ var onceqs = []struct {
 	{"onceq.job_cancels", "onceq's check for a cancellation", roleOnceq},
 	{"delete from onceq.waiters", "onceq's withdrawal of its announcement", roleSkip},
 	{"onceq.pauses", "onceq's look at what is paused", roleSkip},
-	{"onceq.job_counts", "onceq's counts", roleSkip},
+	{"onceq.add_counts(", "onceq's counts", roleSkip},
+	{"onceq.be_present(", "onceq's row of the worker", roleSkip},
 	{"onceq.workers", "onceq's row of the worker", roleSkip},
 	{"onceq.", "a statement of onceq", roleOnceq},
 }

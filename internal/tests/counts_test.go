@@ -161,7 +161,7 @@ func (c *countsTracer) saw(conn *pgx.Conn, sql string) {
 	if strings.HasPrefix(sql, "listen ") {
 		c.listened[conn.PgConn().PID()] = true
 	}
-	if strings.Contains(sql, "job_counts") {
+	if strings.Contains(sql, "add_counts") {
 		c.counted[conn.PgConn().PID()] = true
 	}
 }

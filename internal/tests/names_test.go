@@ -229,7 +229,7 @@ func TestNames_EveryOperatorIsTheOneOfItsTypes(t *testing.T) {
 			require.NotEmpty(t, m[1], "%s: %s finds an operator of two jsonb first", s.name, m[0])
 		}
 	}
-	require.Greater(t, whole, 200)
+	require.Greater(t, whole, 150)
 
 	rows, err = conn.Query(ctx, `
 		select c.relname::text, r.ev_action::text from pg_rewrite r join pg_class c on c.oid = r.ev_class where c.relnamespace = 'onceq'::regnamespace`)

@@ -315,7 +315,7 @@ func TestQuarantine_AJobThatItsOwnWorkerHoldsKeepsNoOthers(t *testing.T) {
 		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
 			what := ""
 			switch {
-			case strings.Contains(sql, "set rescanned_at ="):
+			case strings.Contains(sql, "rescan_turn("):
 				pages.Store(0)
 			case strings.Contains(sql, "left_kinds operator(pg_catalog.&&) $5::text[]"):
 				what = "look"

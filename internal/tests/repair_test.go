@@ -231,7 +231,7 @@ func TestTrapCancelMeetsARelease(t *testing.T) {
 	var l *onceq.Lease
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
-			if held := l; held != nil && strings.Contains(sql, "job_cancels (job_id") {
+			if held := l; held != nil && strings.Contains(sql, "request_cancels(") {
 				l = nil
 				require.NoError(t, held.Release(t.Context()))
 			}

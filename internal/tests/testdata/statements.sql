@@ -11,8 +11,20 @@ select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel_follow
 -- after.go: insertMembers
 select from onceq.insert_members($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) m;
 
--- after.go: readRefs
+-- after.go: readSequence
+select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
+
+-- after.go: refsFrom
 select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
+  from (select 0::bigint as n, null::text as scope, null::text as key
+        union all
+        select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
+  left join lateral (
+       select job_id, state, result from onceq.job_fences f
+        where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f on true;
+
+-- after.go: refsFrom apart
+select u.n, f.job_id, f.state, coalesce(f.result::text, ''), $3::bigint
   from (select 0::bigint as n, null::text as scope, null::text as key
         union all
         select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
@@ -23,24 +35,14 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog
 -- after.go: sweepMembers
 select from onceq.sweep_members() m;
 
--- audit.go: Actions.ofJob
-select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
- where id < $1::bigint and job_id = $3::bigint order by id desc limit $2::int;
-
 -- audit.go: Actions.page
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
- where id < $1::bigint order by id desc limit $2::int;
+ where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int;
 
 -- audit.go: RecordAction.insert
 insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
 returning id;
-
--- await.go: Event.read
-select coalesce(result::text, '') from onceq.job_fences f
- where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20);
 
 -- await.go: beginAwait
 select b.holds, b.state, b.payload from onceq.begin_await($1::bigint, $2::text, $3::text, $4::bigint, $5::int, $6::bigint, $7::bigint) b;
@@ -97,26 +99,8 @@ follower as materialized (
 select array(select id from h order by scope, key, id desc),
        (select count(*) from fence) + (select count(*) from follower);
 
--- cancel.go: readState
-select case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint from onceq.jobs j where j.id = $1::bigint
-union all
-select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = $1::bigint
-union all
-select state from onceq.job_history where id = $1::bigint;
-
 -- cancel.go: requestCancels
-insert into onceq.job_cancels (job_id, requested_at)
-select id, greatest(statement_timestamp(), created_at)
-  from (select id, created_at from onceq.jobs where id = any ($1::bigint[])
-        union all
-        select id, created_at from onceq.job_waits where id = any ($1::bigint[])) l
- order by id
-on conflict (job_id) do update set requested_at = excluded.requested_at
-returning job_id;
+select n from onceq.request_cancels($1::bigint[]) n;
 
 -- cancel.go: unheeded
 select pg_catalog.array_agg(job_id)
@@ -137,52 +121,18 @@ insert into onceq.lane_calls (slot, due, lane)
 values ((pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
                                                timestamptz 'epoch' + $3::bigint::float8 * interval '1 microsecond'), $1::text);
 
--- citus.go: checkInParts.sequence
-select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
-
--- citus.go: checkInParts.tables
-select version, oldest_code, pg_catalog.current_setting('server_encoding'),
-       greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0),
-       (select l.n < 16 or c.n = 0
-          from (select count(*) as n from onceq.lane_locks) l
-         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)
-  from onceq.meta;
-
--- citus.go: claimApart
-insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
-select $4::smallint, $5::text, $6::text, 1::smallint, nullif($1::bigint, 0), $11::bigint << 20, $7::bigint,
-       $8::timestamptz, $12::timestamptz, $9::bigint, $10::bytea
-  from onceq.meta
- where $1::bigint = 0 or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
-on conflict do nothing
-returning token, leased_until, created_at;
+-- citus.go: claimFenceDrawn
+select f.holds, f.token, f.until, f.since, f.identity
+  from onceq.meta, onceq.claim_fence(null, $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
+                                     $11::bigint, $12::bool, $13::text, $14::bool, $15::bigint) f;
 
 -- citus.go: clusterSize
 select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
             then citus_relation_size('onceq.job_fences'::regclass) else pg_catalog.pg_relation_size('onceq.job_fences'::regclass) end
        / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
--- citus.go: countsApart
-insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-select pg_catalog.timezone('UTC', pg_catalog.date_trunc('minute', pg_catalog.timezone('UTC', statement_timestamp()) - interval '30 seconds')), queue, kind, started, completed, failed, dead, took,
-       pg_catalog.string_to_array(pg_catalog.btrim(durations, '{}'), ',')::int[]
-  from onceq.meta, unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
-      as u(queue, kind, started, completed, failed, dead, took, durations) order by queue collate "C", kind collate "C"
-  on conflict (minute, queue, kind) do update
-     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
-         dead = c.dead + excluded.dead, took = c.took + excluded.took,
-         durations = array[c.durations[1] + excluded.durations[1], c.durations[2] + excluded.durations[2], c.durations[3] + excluded.durations[3], c.durations[4] + excluded.durations[4], c.durations[5] + excluded.durations[5], c.durations[6] + excluded.durations[6], c.durations[7] + excluded.durations[7], c.durations[8] + excluded.durations[8], c.durations[9] + excluded.durations[9], c.durations[10] + excluded.durations[10], c.durations[11] + excluded.durations[11], c.durations[12] + excluded.durations[12], c.durations[13] + excluded.durations[13], c.durations[14] + excluded.durations[14]]
-  returning 1;
-
--- citus.go: draw.draw
-select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')) from pg_catalog.generate_series(1, $1::int));
-
 -- citus.go: drawApart
 select pg_catalog.set_config('onceq_drawn.id', pg_catalog.nextval('onceq.ids')::text, true);
-
--- citus.go: enqueueManyInParts
-select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[];
 
 -- citus.go: fenceApart
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
@@ -190,19 +140,7 @@ values (0, $1::text, $2::text, 0, pg_catalog.current_setting('onceq_drawn.id')::
         statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
 on conflict do nothing;
 
--- citus.go: idTakenApart
-select onceq.id_taken(h.id)
-  from onceq.job_fences f cross join lateral (select h.id
-                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from h.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) offset 0) h
- where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.state <> 5;
-
--- citus.go: insertFenceInParts.answer
-select $1::bool, $2::bigint, $3::timestamptz, $4::timestamptz, null::bigint;
-
--- citus.go: insertFenceInParts.guard
-select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint);
-
--- citus.go: jobApart
+-- citus.go: keyedOf
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
 select f.job_id,
        greatest(f.created_at, pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.created_at) + $6::bigint::float8 * interval '1 microsecond'),
@@ -218,16 +156,13 @@ select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta;
 -- citus.go: openApart
 select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
 
--- citus.go: plainApart
+-- citus.go: plainOf
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
 values (pg_catalog.nextval('onceq.ids'),
         greatest(statement_timestamp(), statement_timestamp() + $6::bigint::float8 * interval '1 microsecond',
                  timestamptz 'epoch' + $7::bigint::float8 * interval '1 microsecond'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
 returning id, run_at > created_at, 1;
-
--- citus.go: refsInParts.sequence
-select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
 
 -- citus.go: refuseCommit
 select onceq.lease_lost(0::bigint);
@@ -238,15 +173,10 @@ update onceq.job_fences f
        state = 0, created_at = statement_timestamp(), finished_at = null,
        lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
  where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      and (f.lifetime = 0 and f.finished_at is not null
+           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
    and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
-
--- citus.go: takeFenceDrawn
-select h.id;
-
--- citus.go: takeFenceDrawn
-select onceq.id_taken(h.id);
 
 -- citus.go: waitOfBatch
 update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
@@ -266,6 +196,39 @@ c as materialized (
             and run_at <= statement_timestamp()
             and (leased_until is null or leased_until <= statement_timestamp())
             and ($7::text[] is null or kind = any ($7::text[]))
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+),
+first_alone as materialized (select pg_catalog.min(n) as n from c where alone)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint::float8 * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = null
+  from c, first_alone a
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
+
+-- claim.go: claimAnyBut
+with place as materialized (
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n, j.alone
+    from place p
+   cross join lateral (
+         select id, (lost > 0 or leased_until is not null) as alone
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and (leased_until is null or leased_until <= statement_timestamp())
+            and kind <> all ($7::text[])
           order by run_at, id
           limit $8::bigint
             for update skip locked) j
@@ -454,21 +417,7 @@ select t.now - $5::int::float8 * interval '1 minute', m.*
  order by m.queue, m.of_kind, m.at;
 
 -- counts.go: writeCounts
-with u as materialized (
-  select pg_catalog.date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
-    from unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
-      as u(queue, kind, started, completed, failed, dead, took, durations)
-),
-written as (
-  insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-  select minute, queue, kind, started, completed, failed, dead, took, durations::int[] from u order by queue collate "C", kind collate "C"
-  on conflict (minute, queue, kind) do update
-     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
-         dead = c.dead + excluded.dead, took = c.took + excluded.took,
-         durations = array[c.durations[1] + excluded.durations[1], c.durations[2] + excluded.durations[2], c.durations[3] + excluded.durations[3], c.durations[4] + excluded.durations[4], c.durations[5] + excluded.durations[5], c.durations[6] + excluded.durations[6], c.durations[7] + excluded.durations[7], c.durations[8] + excluded.durations[8], c.durations[9] + excluded.durations[9], c.durations[10] + excluded.durations[10], c.durations[11] + excluded.durations[11], c.durations[12] + excluded.durations[12], c.durations[13] + excluded.durations[13], c.durations[14] + excluded.durations[14]]
-  returning 1
-)
-select count(*) from written;
+select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[]) c;
 
 -- drain.go: findLost
 select q.n, j.ids, j.lost, j.unknown
@@ -486,6 +435,9 @@ select q.n, j.ids, j.lost, j.unknown
         where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))) j
  where j.ids is not null or j.unknown is not null;
 
+-- enqueue.go: drawIDs
+select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')) from pg_catalog.generate_series(1, $1::int));
+
 -- enqueue.go: enqueueJobsFrom
 select f.ids, f.delayed, f.woken, f.accepted, f.at
   from onceq.enqueue_jobs('onceq.ids', $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
@@ -497,9 +449,6 @@ select f.ids, f.delayed, f.woken, f.accepted, f.at
   from onceq.enqueue_jobs(null, $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
                           $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
                           $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
-
--- enqueue.go: enqueueMany.draw
-select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')), statement_timestamp() from pg_catalog.generate_series(1, $1::int);
 
 -- enqueue.go: enqueueOneFrom
 select f.id, f.delayed, f.who
@@ -521,21 +470,6 @@ with fence as (
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
 select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
-returning id, false, 1;
-
--- enqueue.go: insertKeyedInBatch
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select pg_catalog.nextval('onceq.ids') as id offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
-select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from 
- (select coalesce((select job_id from fence),
-                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
- where job_id is not null
 returning id, false, 1;
 
 -- enqueue.go: insertKeyedMany
@@ -613,7 +547,8 @@ select (select pg_catalog.array_agg(id) from input),
 
 -- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      and (f.lifetime = 0 and f.finished_at is not null
+           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20),
        greatest(f.token >> 20, f.job_id), case when j.id is null and f.state = 0
             then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
@@ -744,38 +679,16 @@ select exists (select from ok), m.token, m.leased_until, m.created_at, m.identit
 -- fence.go: readFence
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20), false), statement_timestamp()
+      and (f.lifetime = 0 and f.finished_at is not null
+           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20), false), statement_timestamp(), coalesce(f.job_id, 0), f.finished_at
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
 
 -- fence.go: takeFence
-with ok as materialized (
-  select where $1::bigint = 0
-      or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
-),
-n as materialized (select pg_catalog.nextval('onceq.ids') << 20 as token),
-mine as (
-  update onceq.job_fences f
-     set state = 1, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
-         leased_until = statement_timestamp() + $8::bigint::float8 * interval '1 microsecond',
-         created_at = case when $12::bool then f.created_at else statement_timestamp() end,
-         identity = case when $12::bool then f.identity end,
-         fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
-         detail = case when $12::bool then coalesce(f.detail, $13::text) end,
-         lifetime = $9::bigint, finished_at = null, result = null
-    from n, ok
-   where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
-     and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
-              when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id)
-                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from h.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true)) is null
-              else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20) end
-  returning f.token, f.leased_until, f.created_at, f.identity
-)
-select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
-  from (select) one left join mine m on true;
+select f.holds, f.token, f.until, f.since, f.identity
+  from onceq.claim_fence('onceq.ids', $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
+                         $11::bigint, $12::bool, $13::text, $14::bool, null) f;
 
 -- fence_lease.go: completeFence
 with done as (
@@ -783,20 +696,19 @@ with done as (
      set state = 3,
          result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
+         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then clock.now end,
          lifetime = case when f.state = 3 then f.lifetime
-                         when f.state = 1 and (f.leased_until <= statement_timestamp()) is not true then $9::bigint else $10::bigint end
+                         when f.state = 1 and (f.leased_until <= clock.now) is not true then $9::bigint else $10::bigint end
+    from (select statement_timestamp() as now) clock
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
-  returning 1
-)
+  returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
 -- fence_lease.go: doubtFence
 with done as (
   update onceq.job_fences f set state = 2, detail = $7::text
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state in (1, 2)
-  returning 1
-)
+  returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
 -- fence_lease.go: effectScope
@@ -809,19 +721,18 @@ with done as (
      set leased_until = statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
          detail = case when not $8::bool then f.detail end
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
-  returning 1
-)
+  returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
 -- fence_lease.go: releaseFence
 with done as (
   update onceq.job_fences f
      set state = case when f.detail is null then 5 else 2 end, holder = null,
-         finished_at = case when f.detail is null then statement_timestamp() end,
+         finished_at = case when f.detail is null then clock.now end,
          lifetime = case when f.detail is null then 0 else f.lifetime end
+    from (select statement_timestamp() as now) clock
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
-  returning 1
-)
+  returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
 -- findings.go: calls.unanswered
@@ -905,36 +816,17 @@ select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took
          cross join lateral (
                select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
                  from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
- cross join lateral (select s.lane, s.n, s.rate, s.per, s.burst
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst
                  from onceq.lane_limits s
                 where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
-                limit 1) s
+                limit 1) s on true
   left join lateral (
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
        select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
          from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
- where l.lane is not null and s.n > 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
- order by l.lane;
-
--- findings.go: readUnset
-with recursive line (lane, k) as (
-  (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
-  union all
-  select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
-    from line l where l.lane is not null and l.k < 500
-)
-select l.lane, w.waiting
-  from line l
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
-          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-         cross join lateral (
-               select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
- where l.lane is not null
-   and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null)
-   and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
+ where l.lane is not null and s.n is distinct from 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane;
 
 -- findings.go: reaper.left
@@ -942,11 +834,6 @@ select minute from onceq.job_counts
  where minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1;
-
--- findings.go: rows.read
-select exists (select from onceq.meta), (select l.n < 16 or c.n = 0
-          from (select count(*) as n from onceq.lane_locks) l
-         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c);
 
 -- finish.go: completeJobs
 with u as materialized (
@@ -1003,7 +890,7 @@ ready as (
      set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else identity end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from pg_catalog.timezone('UTC', j.created_at)) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
@@ -1101,9 +988,6 @@ select m.job_id, coalesce(m.state, i.state, 5), m.result::text,
        select h.state, h.kind, h.errors from onceq.job_history h where h.id = m.job_id and m.state is distinct from 5
         limit 1) i on true
  order by m.job_id;
-
--- group_list.go: GroupsOf.read
-select array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id limit 100);
 
 -- group_list.go: readStuck
 select w.id, (pg_catalog.array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
@@ -1218,11 +1102,6 @@ select c.relname::text, t.tgname::text
 
 -- inspect.go: Count
 select count(*) from (…) page;
-
--- inspect.go: GetByKey.fence
-select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
-  from onceq.job_fences f
- where f.class = 0 and f.scope = $1::text and f.key = $2::text;
 
 -- inspect.go: bound
 with recursive past (queue) as (select $4::text collate "C"),
@@ -1515,7 +1394,8 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
          when 4 then 'dead' when 5 then 'cancelled' when 2 then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp())
+      and (f.lifetime = 0 and f.finished_at is not null
+           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
       or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
        case when not $4::boolean then f.result::text end, coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1e6)::bigint), f.fingerprint
   from onceq.job_fences f
@@ -1526,15 +1406,6 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
 -- lane.go: laneLimit
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1);
-
--- lane.go: readAhead
-select array(select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-          cross join lateral (
-                select id from onceq.job_waits
-                 where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                 order by run_at, id
-                 limit $2::int) w
-          limit $2::int);
 
 -- lane.go: readLane
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
@@ -1548,6 +1419,15 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
          where p.lane = $1::text limit coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1)) l),
        array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
+       array(select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit least($3::int, coalesce((select n from onceq.lane_limits where lane = $1::text),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1))) w
+          limit least($3::int, coalesce((select n from onceq.lane_limits where lane = $1::text),
+                 (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1))),
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                  cross join lateral (
@@ -1947,45 +1827,7 @@ select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
 
 -- move.go: moveJobs
-with free as materialized (
-  select id, queue, created_at, identity, case when pg_catalog.right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end as due
-    from onceq.jobs
-   where id = any ($1::bigint[]) and leased_until is null and queue <> $2::text
-   order by id
-     for update skip locked
-),
-moved as (
-  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due), due_at = coalesce(j.due_at, case when j.run_at < free.due then j.run_at end)
-    from free where j.id = any (array[free.id])
-  returning j.id, j.queue, j.run_at
-),
-effect as (
-  update onceq.job_fences f set scope = $2::text
-    from free g
-   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from g.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1e6)::bigint)), true)
-)
-select count(*), (select onceq.wake($2::text, n.due, $3::bigint, $4::bool)
-                    from (select count(*) as due from moved where run_at <= statement_timestamp()) n
-                   where n.due > 0 and exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
-  from moved;
-
--- move.go: moveWaits
-with free as materialized (
-  select id, queue, created_at, identity from onceq.job_waits
-   where id = any ($1::bigint[]) and queue <> $2::text
-   order by id
-     for update skip locked
-),
-moved as (
-  update onceq.job_waits w set queue = $2::text from free where w.id = any (array[free.id])
-  returning 1
-),
-effect as (
-  update onceq.job_fences f set scope = $2::text
-    from free g
-   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between pg_catalog.int8send((extract(epoch from g.created_at) * 1e6)::bigint) and pg_catalog.int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1e6)::bigint)), true)
-)
-select count(*) from moved;
+select n from onceq.move($1::bigint[], $2::text, $3::bigint, $4::bool) n;
 
 -- pause.go: Pauses.read
 select what, name, paused_at, note, until from onceq.pauses where (until is null or until > statement_timestamp()) order by what desc, name;
@@ -2020,10 +1862,7 @@ select id, host, process, version, schema_version, lease, queues::text, pg_catal
  order by host, process, started_at, id;
 
 -- presence.go: writePresence
-insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, started_at, seen_at)
-values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb, statement_timestamp(), statement_timestamp())
-on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuck, pool = excluded.pool
-returning 1;
+select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w;
 
 -- promoter.go: anyCalls
 select exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
@@ -2049,11 +1888,11 @@ select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.q
 -- promoter.go: settleLimits
 select 1 from onceq.settle_limits() f;
 
--- queue.go: Check.read
-select version, oldest_code, pg_catalog.current_setting('server_encoding'), pg_catalog.current_setting('citus.version', true) is not null,
-       coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                     (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0),
+-- queue.go: Check.tables
+select version, oldest_code, pg_catalog.current_setting('server_encoding'),
+       pg_catalog.current_setting('citus.version', true) is not null,
+       greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
+                (select pg_catalog.max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0),
        (select l.n < 16 or c.n = 0
           from (select count(*) as n from onceq.lane_locks) l
          cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)
@@ -2079,16 +1918,13 @@ select count(*) from held;
 -- queue.go: NewInstallation.renew
 update onceq.meta set installation = $1::uuid returning null;
 
--- queue.go: NewInstallation
-select gen_random_uuid()::text;
-
 -- queue.go: identify.read
 select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta;
 
 -- queue.go: lacksRows
 select (select l.n < 16 or c.n = 0
           from (select count(*) as n from onceq.lane_locks) l
-         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c);
+         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c), exists (select from onceq.meta);
 
 -- queue.go: putBack.called
 select count(*) from onceq.lane_calls where slot = -1 and lane = '';
@@ -2174,9 +2010,9 @@ with page as materialized (
   select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
 ),
 round as materialized (
-  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) from onceq.jobs j where j.id = p.job_id),
-                                  (select coalesce(w.identity, (extract(epoch from w.created_at) * 1e6)::bigint) from onceq.job_waits w where w.id = p.job_id),
-                                  (select coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
+  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from pg_catalog.timezone('UTC', j.created_at)) * 1e6)::bigint) from onceq.jobs j where j.id = p.job_id),
+                                  (select coalesce(w.identity, (extract(epoch from pg_catalog.timezone('UTC', w.created_at)) * 1e6)::bigint) from onceq.job_waits w where w.id = p.job_id),
+                                  (select coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
                             9223372036854775807) as earliest
     from (select distinct job_id from page) p
 ),
@@ -2191,43 +2027,13 @@ gone as (
 )
 select (select count(*) from gone), (select count(*) from page), (select pg_catalog.max(job_id) from page);
 
--- reaper.go: reapCancels
-with d as materialized (
-  select x.ctid from onceq.job_cancels x
-   where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
-     and not exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at)
-   limit $1::int
-     for update of x skip locked
-),
-gone as (
-  delete from onceq.job_cancels x where x.ctid = any (array (select ctid from d))
-  returning x.job_id
-)
-select count(*), 0 from gone;
-
--- reaper.go: reapCounts
-with d as materialized (
-  select ctid from onceq.job_counts
-   where minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-   order by minute
-   limit $1::int
-     for update skip locked
-),
-gone as (
-  delete from onceq.job_counts
-   where ctid = any (array (select ctid from d))
-     and minute <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-  returning 1
-)
-select count(*), 0 from gone;
-
 -- reaper.go: reapFences
 with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
-     and f.finished_at + f.lifetime::float8 * interval '1 millisecond' <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
+     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= $4::timestamptz
       or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond' <= statement_timestamp())
+     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.leased_until) + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond') <= $7::timestamptz)
    limit $3::int
      for update skip locked
 ),
@@ -2243,7 +2049,7 @@ select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) fil
 with d as materialized (
   select h.ctid as place, h.state = 7 and exists (
            select from onceq.job_fences f
-            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) and f.state in (1, 2, 6)) as open
+            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint)), true) and f.state in (1, 2, 6)) as open
     from onceq.job_history h
    where keep_until <= statement_timestamp()
    order by keep_until
@@ -2295,29 +2101,29 @@ with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and f.job_id is not null and (
            f.class = 3 and f.finished_at is null
-           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
+           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= $5::timestamptz)
         or f.class = 0 and f.state = 0
-           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond', true))
-     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint)), true)))
-     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(w.identity, (extract(epoch from w.created_at) * 1e6)::bigint)), true)))
-     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true)))
+           and coalesce(f.finished_at <= $4::timestamptz, true))
+     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(j.identity, (extract(epoch from pg_catalog.timezone('UTC', j.created_at)) * 1e6)::bigint)), true)))
+     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(w.identity, (extract(epoch from pg_catalog.timezone('UTC', w.created_at)) * 1e6)::bigint)), true)))
+     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint)), true)))
    limit $3::int
      for update of f skip locked
 ),
 noted as (
   update onceq.job_fences f
-     set state = case when f.finished_at is null then f.state else 5 end, finished_at = statement_timestamp(),
+     set state = case when f.finished_at is null then f.state else 5 end, finished_at = $5::timestamptz,
          token = case when f.finished_at is null then f.token else f.token | 1::bigint end
    where f.ctid = any (array (select ctid from d)) and f.job_id is not null and (
            f.class = 3 and f.finished_at is null
-           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
+           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= $5::timestamptz)
         or f.class = 0 and f.state = 0
-           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond', true))
+           and coalesce(f.finished_at <= $4::timestamptz, true))
   returning f.state
 )
 select count(*) filter (where state <> 5), count(*) filter (where state = 5) from noted;
 
--- reaper.go: reapWaiters
+-- reaper.go: reapRest
 with d as materialized (
   select ctid from onceq.waiters
    where idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
@@ -2354,43 +2160,38 @@ rates as (
   delete from onceq.limit_rates
    where ctid = any (array (
          select ctid from onceq.limit_rates where free_at <= statement_timestamp() - interval '1 minute' for update skip locked))
-)
-select count(*), 0 from gone;
-
--- reaper.go: reapWorkers
-with d as materialized (
-  select ctid from onceq.workers
-   where seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-   limit $1::int
-     for update skip locked
 ),
-gone as (
+workers as (
   delete from onceq.workers
-   where ctid = any (array (select ctid from d))
-     and seen_at <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'
-  returning id
+   where ctid = any (array (
+         select ctid from onceq.workers where seen_at <= statement_timestamp() - $3::bigint::float8 * interval '1 millisecond' limit $1::int for update skip locked))
+  returning 1
+),
+counts as (
+  delete from onceq.job_counts
+   where ctid = any (array (
+         select ctid from onceq.job_counts where minute <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
+          order by minute limit $1::int for update skip locked))
+  returning 1
+),
+cancels as (
+  delete from onceq.job_cancels
+   where ctid = any (array (
+         select x.ctid from onceq.job_cancels x
+          where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
+            and not exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at)
+          limit $1::int for update of x skip locked))
+  returning 1
 )
-select count(*), 0 from gone;
-
--- redrive.go: Redrive.other
-select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null and f.state = 0
-            then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint end
-  from onceq.job_history h
-  join onceq.job_fences f on f.class = 0 and f.scope = h.scope and f.key = h.key
-  left join onceq.jobs j on j.id = f.job_id
- where h.id = $1::bigint and f.job_id <> h.id;
+select (select count(*) from gone), (select count(*) from workers), (select count(*) from counts), (select count(*) from cancels);
 
 -- redrive.go: discardJobs
 select n from onceq.discard($1::bigint[], $2::smallint[]) n;
 
 -- redrive.go: readFollowers
-select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
+select u.id, exists (select from onceq.job_members where group_id = u.id offset 0),
+       array(select group_id from onceq.job_members where job_id + 0 = u.id order by group_id)
   from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
- where exists (select from onceq.job_members where group_id = u.id offset 0)
  order by u.n;
 
 -- redrive.go: redriveJobs
@@ -2467,19 +2268,7 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        (select pg_catalog.array_agg(id) from lost), (select pg_catalog.array_agg(lost) from lost);
 
 -- rescan.go: rescanTurn
-with free as materialized (
-  select queue
-    from onceq.queues
-   where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
-          or left_kinds operator(pg_catalog.&&) $3::text[]
-          or rescanned_at > statement_timestamp() + interval '1 second')
-   order by queue
-     for update skip locked
-)
-update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = (select pg_catalog.array_agg(k) from pg_catalog.unnest(left_kinds) k where k <> all ($3::text[]))
-  from free where q.queue = any (array[free.queue]) returning q.queue;
+select q from onceq.rescan_turn($1::text[], $2::bigint, $3::text[]) r cross join pg_catalog.unnest(r) q;
 
 -- session.go: listenForAll
 listen …;
@@ -2643,9 +2432,6 @@ begin;
 -- tx.go: newHandlerTx
 begin isolation level serializable read write;
 
--- uncertain.go: Resolve.past
-select state from onceq.job_history where id = $1::bigint for update;
-
 -- uncertain.go: keepDoubt
 update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
@@ -2666,7 +2452,7 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
        case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint
   from page p
  cross join lateral (select * from onceq.job_fences f
-         where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
+         where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from pg_catalog.timezone('UTC', p.created_at)) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
  order by p.id desc, f.key;
 
 -- uncertain.go: readEffects
@@ -2680,7 +2466,7 @@ with place as materialized (
 found as (
   select f.* from place p cross join lateral (
          select * from onceq.job_fences f
-          where f.class = 3 and f.scope = p.queue and f.key > $3::text and f.key < $4::text and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1e6)::bigint)), true) offset 0) f
+          where f.class = 3 and f.scope = p.queue and f.key > $3::text and f.key < $4::text and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(p.identity, (extract(epoch from pg_catalog.timezone('UTC', p.created_at)) * 1e6)::bigint)), true) offset 0) f
   union all
   select f.* from onceq.job_fences f
    where f.class = 3 and f.key > $3::text and f.key < $4::text and not exists (select from place)
@@ -2694,30 +2480,7 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
  order by f.key limit nullif($5::int, 0);
 
 -- uncertain.go: resolveEffects
-with h as materialized (
-  select * from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-settled as (
-  update onceq.job_fences f
-     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = case when $3::smallint = 2 then f.detail end,
-         finished_at = case when $3::smallint = 5 then statement_timestamp() end,
-         lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
-    from h
-   where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1e6)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()))
-     and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
-  returning h.id, h.state
-)
-select count(*), (select pg_catalog.array_agg(distinct id) from settled where state = 8) from settled;
+select e.settled, e.held from onceq.resolve_effects($1::bigint[], $2::smallint[], $3::smallint, $4::text, $5::text) e;
 
 -- uncertain.go: resolveFence
-update onceq.job_fences f
-   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = case when $4::smallint = 2 then f.detail end,
-       finished_at = case when $4::smallint <> 2 and (f.class <> 3 or $4::smallint = 5) then statement_timestamp() end,
-       lifetime = case when $4::smallint = 5 then 0
-                       when $4::smallint = 3 and f.lifetime >= 0 then greatest(f.lifetime, $6::bigint) else f.lifetime end
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
-   and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)
-returning f.token;
+select f from onceq.resolve_fence($1::smallint, $2::text, $3::text, $4::smallint, $5::text, $6::bigint) f;
