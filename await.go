@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -218,23 +217,18 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 
 // stopAt returns the error that the handler must return until what it waits for has come, and records it for goesOn.
 func (l *Lease) stopAt(w waitFor, left time.Duration) error {
-	l.q.effects.Lock()
-	l.waits = w.String()
-	l.q.effects.Unlock()
-	atomic.StoreUint32(&l.stopped, atomic.LoadUint32(&l.calls))
+	l.stopped.Store(&stop{l.calls.Load(), w})
 	return &retryAfter{d: left, wait: &w}
 }
 
 // goesOn warns of a handler that has returned no error although an Await or a Sleep had returned one in this run.
 func (l *Lease) goesOn() {
-	stopped := atomic.LoadUint32(&l.stopped)
-	if stopped == 0 || stopped != atomic.LoadUint32(&l.calls) {
+	stopped := l.stopped.Load()
+	if stopped == nil || stopped.call != l.calls.Load() {
 		return
 	}
-	l.q.effects.Lock()
-	defer l.q.effects.Unlock()
 	l.q.log.Warn("onceq: a handler was to wait, and returned no error, so its job does not wait: return the error of Await and Sleep, as it is or wrapped with %w",
-		slog.String("kind", l.Kind), slog.Int64("job", l.ID), slog.String("waits_for", l.waits))
+		slog.String("kind", l.Kind), slog.Int64("job", l.ID), slog.String("waits_for", stopped.waits.String()))
 }
 
 // timedOut records that this run has heard that the event did not come in time. That stays so, and so the next Await for it, usually
@@ -286,7 +280,7 @@ func (w waitFor) String() string {
 
 // sendAwait sends a statement that commits by itself, on a connection that does not depend on the handler's transaction.
 func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args []any, dest ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, intentTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	var err error
 	for range settleTries {

@@ -23,8 +23,8 @@ type beats struct {
 	watch *poolWatch
 }
 
-// loop extends each lease a third of a lease after its claim or its latest extension, and ends what is lost or cancelled.
-func (b *beats) loop(stop <-chan struct{}) {
+// tick calls do some twelve times in a lease until stop is closed.
+func (b *beats) tick(stop <-chan struct{}, do func()) {
 	ticker := time.NewTicker(max(200*time.Millisecond, b.lease/12))
 	defer ticker.Stop()
 	for {
@@ -33,14 +33,14 @@ func (b *beats) loop(stop <-chan struct{}) {
 			return
 		case <-ticker.C:
 		}
-		b.once()
-		b.watch.look()
+		do()
 	}
 }
 
-const beatChunk = 5000
-
-func (b *beats) once() {
+// beat extends each lease a third of a lease after its claim or its latest extension, and ends what is lost or
+// cancelled.
+func (b *beats) beat() {
+	defer b.watch.look()
 	now := time.Now()
 	var due []*task
 	var expired []*task
@@ -82,7 +82,7 @@ func (b *beats) once() {
 // extend extends the leases of tasks, and ends what is lost or cancelled. The executor calls it as well.
 func (b *beats) extend(tasks []*task) {
 	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
-	for chunk := range slices.Chunk(tasks, beatChunk) {
+	for chunk := range slices.Chunk(tasks, chunkRows) {
 		leases, running := make([]*Lease, len(chunk)), make([]bool, len(chunk))
 		b.tasks.mu.Lock()
 		for i, t := range chunk {
@@ -101,30 +101,35 @@ func (b *beats) extend(tasks []*task) {
 		}
 		b.q.works(b.id, workExtend, "")
 		for i, t := range chunk {
-			a := answers[i]
-			b.tasks.mu.Lock()
-			// The row is also gone if the handler has completed the job itself and is still running.
-			byHandler := t.lease.completedItself()
-			finishing := t.finishing || byHandler
-			var cancelled *handlerContext
-			if !a.lost || byHandler {
-				t.locked = !a.extended
-				if t.extended = began; !a.extended && !byHandler && t.tx == nil {
-					t.extended = began.Add(-b.lease / 3) // most likely the row is locked: the lease may run out, so the next tick tries again
-				}
-				if a.cancelled && t.lost == nil {
-					t.lost = ErrCancelled
-					cancelled = t.ctx
-				}
-			}
-			b.tasks.mu.Unlock()
-			if cancelled != nil {
-				cancelled.cancel(ErrCancelled)
-			}
-			if a.lost && !finishing {
-				b.tasks.lose(t, "extend", EventLeaseLost)
-			}
+			b.heard(t, answers[i], began)
 		}
+	}
+}
+
+// heard takes the answer to a beat that was sent at this time.
+func (b *beats) heard(t *task, a beatAnswer, began time.Time) {
+	b.tasks.mu.Lock()
+	// The row is also gone if the handler has completed the job itself and is still running.
+	byHandler := t.lease.completedItself()
+	lost := a.lost && !byHandler && !t.finishing
+	var cancelled *handlerContext
+	if !a.lost || byHandler {
+		t.locked = !a.extended
+		if t.extended = began; !a.extended && !byHandler && t.tx == nil {
+			// Most likely the row is locked: the lease may run out, so the next tick tries again.
+			t.extended = began.Add(-b.lease / 3)
+		}
+		if a.cancelled && t.lost == nil {
+			t.lost = ErrCancelled
+			cancelled = t.ctx
+		}
+	}
+	b.tasks.mu.Unlock()
+	if cancelled != nil {
+		cancelled.cancel(ErrCancelled)
+	}
+	if lost {
+		b.tasks.lose(t, "extend", EventLeaseLost)
 	}
 }
 
@@ -163,28 +168,19 @@ func (b *beats) leave(h lateHandler, now time.Time) {
 		slog.Duration("running", now.Sub(h.since).Round(time.Millisecond)), slog.Duration("context_ended_ago", h.over.Round(time.Millisecond)))
 }
 
-// pingLoop keeps the server from taking live handlers' transactions for frozen ones when they last longer than a third of
-// the lease. It has a goroutine of its own, so that pings and beats do not wait for each other.
-func (b *beats) pingLoop(stop <-chan struct{}) {
-	ticker := time.NewTicker(max(200*time.Millisecond, b.lease/12))
-	defer ticker.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-ticker.C:
+// ping keeps the server from taking live handlers' transactions for frozen ones when they last longer than a
+// third of the lease. It has a goroutine of its own, so that pings and beats do not wait for each other.
+func (b *beats) ping() {
+	now := time.Now()
+	var due []*lazytx.Tx
+	b.tasks.mu.Lock()
+	for _, t := range b.tasks.all {
+		if t.tx != nil && t.tx.PingDue(now, b.lease/3) { // once for all tasks of a batch
+			due = append(due, t.tx)
 		}
-		now := time.Now()
-		var due []*lazytx.Tx
-		b.tasks.mu.Lock()
-		for _, t := range b.tasks.all {
-			if t.tx != nil && t.tx.PingDue(now, b.lease/3) { // once for all tasks of a batch
-				due = append(due, t.tx)
-			}
-		}
-		b.tasks.mu.Unlock()
-		for _, tx := range due {
-			tx.Ping()
-		}
+	}
+	b.tasks.mu.Unlock()
+	for _, tx := range due {
+		tx.Ping()
 	}
 }

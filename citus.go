@@ -23,7 +23,7 @@ import (
 // TestCitus_ runs the parts on a plain server, in make matrix MODES=citus on a cluster.
 
 // onCitus reports whether the server has Citus, and asks it once. Its error is for the text of another one.
-func (q *Queue) onCitus(ctx context.Context, db DB) (bool, error) {
+func (q *store) onCitus(ctx context.Context, db DB) (bool, error) {
 	switch q.citus.Load() {
 	case citusNo:
 		return false, nil
@@ -40,7 +40,7 @@ func (q *Queue) onCitus(ctx context.Context, db DB) (bool, error) {
 
 const askCitus = `select pg_catalog.current_setting('citus.version', true) is not null`
 
-func (q *Queue) learn(citus bool) {
+func (q *store) learn(citus bool) {
 	is := int32(citusNo)
 	if citus {
 		is = citusYes
@@ -48,7 +48,7 @@ func (q *Queue) learn(citus bool) {
 	q.citus.CompareAndSwap(citusUnknown, is)
 }
 
-// The values of Queue.citus.
+// The values of store.citus.
 const (
 	citusUnknown = iota
 	citusNo
@@ -97,7 +97,7 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
 // parts sends the parts of one statement in one transaction.
 type parts struct {
 	ctx context.Context
-	q   *Queue
+	q   *store
 	db  DB
 }
 
@@ -105,7 +105,7 @@ type parts struct {
 const lockTimeout = `select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta`
 
 // sendInParts sends the parts. They wait for locks for no longer than by says.
-func (q *Queue) sendInParts(ctx context.Context, db DB, by way, statement inParts, args []any, read func(pgx.Rows) error) error {
+func (q *store) sendInParts(ctx context.Context, db DB, by way, statement inParts, args []any, read func(pgx.Rows) error) error {
 	limited := by.patience > 0 && own(db) != nil
 	begin, err := mustOpen(ctx, db)
 	if err != nil {
@@ -127,7 +127,7 @@ func (q *Queue) sendInParts(ctx context.Context, db DB, by way, statement inPart
 
 // refuseCommit ends the caller's transaction with an error: its context has ended between two parts, where pgx leaves the transaction
 // as it is, and one that commits all the same would commit half of them.
-func (q *Queue) refuseCommit(ctx context.Context, db DB) {
+func (q *store) refuseCommit(ctx context.Context, db DB) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	_ = query(ctx, db, q.sql(`select onceq.lease_lost(0::bigint)`), nil, noRows)
@@ -264,7 +264,7 @@ returning id, run_at > created_at, 1`
 }
 
 // queueParts adds to the caller's batch what comes before its last statement, which it returns.
-func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []any) {
+func (q *store) queueParts(batch *pgx.Batch, e *encoded) (last string, args []any) {
 	h := e.header
 	var payload, delay, at, metadata any
 	if e.bytes == nil {

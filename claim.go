@@ -415,7 +415,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
 			}
-			block = append(block, Lease{q: q, db: later, holder: holder, began: began, term: lease})
+			block = append(block, Lease{hold: hold{q: q, db: later, holder: holder, term: lease}, handling: handling{began: began}})
 			l := &block[len(block)-1]
 			var n int64
 			if err := l.read(rows, now, &n, &asks[0].cut); err != nil {

@@ -408,7 +408,7 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 	f.quarantine.othersTurn = false
 	from, how := f.cursor.begin(now)
 	ask := &claim{
-		queue: f.queue, limit: min(n, max(1, maxPrefetch/several), c.left), from: from, alone: several == 1,
+		queue: f.queue, limit: min(n, max(1, chunkRows/several), c.left), from: from, alone: several == 1,
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
 	}
 	c.left -= ask.limit
@@ -588,7 +588,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 			wait = c.announcement.wait(now, c.listener.deaf.Load())
 		}
 		if c.holdsBack {
-			wait = min(wait, later(c.pauses.at.Add(pausedLook), c.looks.notAgain).Sub(now))
+			wait = min(wait, later(c.pauses.at.Add(pausesOld-pausesKnown), c.looks.notAgain).Sub(now))
 		}
 		if c.rescans.known.IsZero() {
 			wait = min(wait, rescanEvery)

@@ -245,7 +245,7 @@ func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 
 // writeAll writes what was counted. Nothing ends it early: it would not be known whether the counts were written.
 func (t *tally) writeAll() error {
-	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
 	return t.write(ctx)
 }

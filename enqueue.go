@@ -133,10 +133,11 @@ func (q *Queue) EnqueueUnique(ctx context.Context, db DB, job Job) (Result, erro
 	return q.Enqueue(ctx, db, job)
 }
 
-// The largest number of jobs, and of their bytes, that one statement takes.
+// The largest number of jobs, leases or lanes, and of their bytes, that one statement takes, and that a worker claims beyond what runs. It is
+// short enough that what comes next does not wait for long.
 const (
-	enqueueChunk = 2000
-	enqueueBytes = 16 << 20
+	chunkRows  = 2000
+	chunkBytes = 16 << 20
 )
 
 // EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction it
@@ -328,7 +329,7 @@ func chunk(all []encoded, places []int) (part, rest []int) {
 	size := 0
 	for n, i := range places {
 		size += len(all[i].json) + len(all[i].bytes) + len(all[i].header.metadata)
-		if n == enqueueChunk || n > 0 && size > enqueueBytes {
+		if n == chunkRows || n > 0 && size > chunkBytes {
 			return places[:n], places[n:]
 		}
 	}

@@ -95,6 +95,14 @@ func (t EventType) Level() slog.Level {
 	}
 }
 
+// observer is who hears what happens.
+type observer struct {
+	log      *slog.Logger
+	guard    *guard.Guard // calls the application's functions
+	hook     Hook         // nil for none
+	troubles troubles     // background work that fails
+}
+
 // level is the level at which an event that ends an attempt is logged: see Kind.LogLevel.
 func (l *Lease) level(t EventType) slog.Level {
 	level := t.Level()
@@ -106,13 +114,13 @@ func (l *Lease) level(t EventType) slog.Level {
 
 // watched reports whether a hook or the log would get an event of this level, so that the hot path builds no event for
 // nobody.
-func (q *Queue) watched(level slog.Level) bool {
+func (q *observer) watched(level slog.Level) bool {
 	return q.hook != nil || q.log.Enabled(context.Background(), level)
 }
 
-func (q *Queue) emit(ctx context.Context, e Event) { q.emitAt(ctx, e.Type.Level(), e) }
+func (q *observer) emit(ctx context.Context, e Event) { q.emitAt(ctx, e.Type.Level(), e) }
 
-func (q *Queue) emitAt(ctx context.Context, level slog.Level, e Event) {
+func (q *observer) emitAt(ctx context.Context, level slog.Level, e Event) {
 	if q.hook != nil {
 		q.hook.Event(ctx, e)
 	}

@@ -50,10 +50,11 @@ type executor struct {
 // accept takes what was claimed for a queue, and has each job run as soon as a slot is free.
 func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 	s.outstanding.Add(int64(len(leases)))
-	tasks := make([]task, len(leases))
+	tasks, all := make([]task, len(leases)), make([]*task, len(leases))
 	x.tasks.mu.Lock()
 	for i, lease := range leases {
 		t := &tasks[i]
+		all[i] = t
 		*t = task{lease: lease, h: x.handlers[lease.Kind], extended: began}
 		lease.keep, lease.h = t.h.keep, t.h
 		if lease.keep == math.MinInt64 {
@@ -67,15 +68,14 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 	x.tasks.mu.Unlock()
 	units := make([]unit, 0, len(tasks))
 	var batches map[*Handler][]*task
-	for i := range tasks {
-		t := &tasks[i]
+	for i, t := range all {
 		if done := t.lease.exhausted(t.h.maxLost); done != nil {
 			x.left(s, []*task{t})
 			x.end(t, *done)
 			continue
 		}
-		if t.h.batch == nil || t.quarantined() {
-			units = append(units, unit{one: t})
+		if t.h.size == 1 || t.quarantined() {
+			units = append(units, unit{tasks: all[i : i+1 : i+1]})
 			continue
 		}
 		if batches == nil {
@@ -83,14 +83,14 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 		}
 		b := append(batches[t.h], t)
 		if len(b) == t.h.size {
-			units = append(units, unit{many: b})
+			units = append(units, unit{tasks: b})
 			b = nil
 		}
 		batches[t.h] = b
 	}
 	for _, b := range batches {
 		if len(b) > 0 {
-			units = append(units, unit{many: b})
+			units = append(units, unit{tasks: b})
 		}
 	}
 	x.begin(s, s.put(units, false))
@@ -113,7 +113,7 @@ func (x *executor) work(s *slots) {
 		if !ok {
 			return
 		}
-		x.workOn(s, u.tasks(), false)
+		x.workOn(s, u.tasks, false)
 	}
 }
 
@@ -160,7 +160,7 @@ func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
 		x.runAlone(tasks, h, true)
 	case x.stopping.Load():
 		x.giveBack(tasks)
-	case h.lease != nil:
+	case !h.inTx:
 		x.tally.started(tasks)
 		x.runLease(tasks[0])
 	default:
@@ -231,9 +231,9 @@ func (x *executor) giveBack(tasks []*task) {
 
 // giveBackWaiting gives back jobs of a queue that wait for a slot and for which this holds. Jobs in quarantine have theirs.
 func (x *executor) giveBackWaiting(s *slots, this func(unit) bool) {
-	for _, u := range s.takeIf(func(u unit) bool { return !u.tasks()[0].quarantined() && this(u) }) {
-		x.giveBack(u.tasks())
-		x.left(s, u.tasks())
+	for _, u := range s.takeIf(func(u unit) bool { return !u.tasks[0].quarantined() && this(u) }) {
+		x.giveBack(u.tasks)
+		x.left(s, u.tasks)
 	}
 }
 
@@ -295,7 +295,7 @@ func (x *executor) runLease(t *task) {
 // the same ones would meet again. It returns false if no handler is started any more.
 func (x *executor) afterConflict(tasks []*task, try int, took time.Duration) bool {
 	x.rest(tasks)
-	longest := min(conflictRest, x.lease/4)
+	longest := min(endWithin, x.lease/4)
 	return sleep(x.base, rand.N(min(longest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil) && !x.stopping.Load()
 }
 
@@ -308,7 +308,7 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 		return false
 	}
 	defer ctx.cancel(nil)
-	err := protect(func() error { return t.h.lease(ctx, t.lease) })
+	err := protect(func() error { return t.h.run(ctx, nil, ctx.leases) })
 	if err == nil {
 		t.lease.goesOn()
 	}
@@ -388,60 +388,69 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 	if len(tasks) > 1 {
 		tries /= 3 // then each runs by itself
 	}
-	for try := 1; ; try++ {
-		ctx, ok := x.start(tasks, h, false)
-		if !ok {
-			if len(tasks) == 1 {
-				x.end(tasks[0], x.judge(tasks[0], ctx, ctx.why()))
-				return
-			}
-			x.runAlone(tasks, h, false)
-			return
-		}
-		sure, err := x.transaction(ctx, tasks, h)
-		if err == nil {
-			ctx.cancel(nil)
-			return
-		}
-		var refused *refusedError
-		var committed *committedError
-		again := conflicts(err)
-		if again && try < tries && ctx.why() == nil {
-			ctx.cancel(nil)
-			if x.afterConflict(tasks, try, time.Since(tasks[0].lease.began)) {
-				continue
-			}
-			x.giveBack(tasks)
-			return
-		}
-		switch {
-		case errors.As(err, &committed):
-			for _, t := range tasks {
-				x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
-			}
-		case len(tasks) > 1:
-			// A job in the batch is at fault. Running each by itself shows which.
-			ctx.cancel(nil)
-			x.runAlone(tasks, h, true)
-			return
-		case errors.As(err, &refused):
-			x.tasks.lose(tasks[0], refused.op, refused.event)
-			x.end(tasks[0], outcome{lease: tasks[0].lease, state: StateWaiting})
-		default:
-			var notBegun *notBegunError
-			if errors.As(err, &notBegun) && lazytx.PoolClosed(err) {
-				x.stop(errPoolClosed)
-			}
-			if errors.As(err, &notBegun) && ctx.why() == nil {
-				err = &retryAfter{d: time.Second, err: err, free: true}
-			}
-			o := x.judge(tasks[0], ctx, err)
-			o.unsure, o.doubt, o.tried = !sure, tasks[0].doubt, tasks[0].tried
-			x.end(tasks[0], o)
-		}
+	for try := 1; x.tryTx(tasks, h, try, try < tries); try++ {
+	}
+}
+
+// tryTx runs it once. It returns true if the tasks have to run again, together: more says that they may.
+func (x *executor) tryTx(tasks []*task, h *Handler, try int, more bool) (again bool) {
+	ctx, ok := x.start(tasks, h, false)
+	switch {
+	case ok:
+	case len(tasks) > 1:
+		x.runAlone(tasks, h, false)
+		return false
+	default:
+		x.end(tasks[0], x.judge(tasks[0], ctx, ctx.why()))
+		return false
+	}
+	defer ctx.cancel(nil)
+	sure, err := x.transaction(ctx, tasks, h)
+	if err == nil {
+		return false
+	}
+	if more && conflicts(err) && ctx.why() == nil {
 		ctx.cancel(nil)
+		if x.afterConflict(tasks, try, time.Since(tasks[0].lease.began)) {
+			return true
+		}
+		x.giveBack(tasks)
+		return false
+	}
+	var committed *committedError
+	switch {
+	case errors.As(err, &committed):
+		for _, t := range tasks {
+			x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
+		}
+	case len(tasks) > 1:
+		// A job in the batch is at fault. Running each by itself shows which.
+		ctx.cancel(nil)
+		x.runAlone(tasks, h, true)
+	default:
+		x.failedTx(ctx, tasks[0], sure, err)
+	}
+	return false
+}
+
+// failedTx ends a task whose transaction was rolled back, or perhaps committed if that is not sure.
+func (x *executor) failedTx(ctx *handlerContext, t *task, sure bool, err error) {
+	var refused *refusedError
+	if errors.As(err, &refused) {
+		x.tasks.lose(t, refused.op, refused.event)
+		x.end(t, outcome{lease: t.lease, state: StateWaiting})
 		return
 	}
+	var notBegun *notBegunError
+	if errors.As(err, &notBegun) && lazytx.PoolClosed(err) {
+		x.stop(errPoolClosed)
+	}
+	if errors.As(err, &notBegun) && ctx.why() == nil {
+		err = &retryAfter{d: time.Second, err: err, free: true}
+	}
+	o := x.judge(t, ctx, err)
+	o.unsure, o.doubt, o.tried = !sure, t.doubt, t.tried
+	x.end(t, o)
 }
 
 // runAlone runs tasks of a batch one by one. called says whether the batch was called.
@@ -506,12 +515,7 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	x.conns.held.Add(1)
 	defer x.conns.held.Add(-1)
 	x.called(tasks, h, ctx, tx)
-	err = protect(func() error {
-		if h.tx != nil {
-			return h.tx(ctx, tx.Handle(), leases[0])
-		}
-		return h.batch(ctx, tx.Handle(), leases)
-	})
+	err = protect(func() error { return h.run(ctx, tx.Handle(), leases) })
 	tx.Close()
 	// These count whatever the handler returned.
 	switch {
@@ -520,16 +524,12 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	case tx.NotBegun() != nil:
 		return true, &notBegunError{tx.NotBegun()}
 	}
-	outcomes := make([]outcome, len(leases))
-	for i, lease := range leases {
-		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(lease.began)}
-	}
-	again := reschedules(err)
 	if err == nil {
 		for _, lease := range leases {
 			lease.goesOn()
 		}
 	}
+	again := reschedules(err)
 	if err == nil || again {
 		if unfit := tx.Unfit(); unfit != nil {
 			err, again = unfit, false
@@ -538,12 +538,60 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	if err != nil && !again {
 		return true, undone(tx, err)
 	}
-	if again {
-		for i, lease := range leases {
-			outcomes[i] = lease.failure(err)
+	outcomes := make([]outcome, len(leases))
+	for i, l := range leases {
+		outcomes[i] = outcome{lease: l, state: StateCompleted, result: l.result, keep: l.keep, run: time.Since(l.began)}
+		if again {
+			outcomes[i] = l.failure(err)
 		}
 	}
 	return x.commit(ctx, tx, tasks, outcomes)
+}
+
+// txEnd is what ends a handler's transaction: what writes its jobs' outcomes, and what follows it.
+type txEnd struct {
+	statement string
+	args, row []any // row: where the statement's answer goes, if anything but the guard is asked
+	next      *successor
+	members   *lazytx.Statement // tells those that wait for the jobs; nil for nobody
+	cancelled []int64           // what the statement returns of jobs that are given back
+}
+
+// txEnd chooses the statement for outcomes that are all alike: the jobs are completed, or run again.
+func (x *executor) txEnd(outcomes []outcome) *txEnd {
+	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() })
+	if outcomes[0].reset {
+		e := &txEnd{}
+		if lined || x.q.citus.Load() == citusYes {
+			e.statement, e.args, e.row = giveBackJobs, giveBackArgs(outcomes, true), []any{nil, &e.cancelled}
+		} else {
+			e.statement, e.args, e.row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &e.cancelled}
+		}
+		return e
+	}
+	if len(outcomes) == 1 {
+		if next := x.successor(outcomes[0], 1); next != nil {
+			return &txEnd{statement: finishNext, args: next.args(outcomes[0], true), next: next}
+		}
+	}
+	if lined || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }) {
+		return &txEnd{statement: finishJobs, args: finishArgs(outcomes, true)}
+	}
+	e := &txEnd{statement: completeJobs}
+	if len(outcomes) == 1 {
+		e.statement, e.args = outcomes[0].lease.shortly()
+	} else {
+		e.args = completeArgs(outcomes, true)
+	}
+	if anyMember(outcomes) {
+		e.members = &lazytx.Statement{SQL: tellMembers, Args: toldArgs(outcomes)}
+	}
+	return e
+}
+
+// anyMember reports whether other jobs wait for one of these.
+func anyMember(outcomes []outcome) bool {
+	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 }
 
 // commit commits a handler's transaction together with the outcomes of its jobs: all are completed, or all run again.
@@ -551,42 +599,14 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	// The handler is done and wants the commit, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
 	defer cancel()
-	again := outcomes[0].reset
-	short := !slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() || o.keep != 0 })
-	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() })
-	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
-	var statement string
-	var args, row []any // row: where the statement's answer goes, if anything but the guard is asked
-	var cancelled []int64
-	var next *successor
-	if len(outcomes) == 1 && !again {
-		next = x.successor(outcomes[0], 1)
-	}
-	switch {
-	case next != nil:
-		statement, args = finishNext, next.args(outcomes[0], true)
-	case again && (lined || x.q.citus.Load() == citusYes):
-		statement, args, row = giveBackJobs, giveBackArgs(outcomes, true), []any{nil, &cancelled}
-	case again:
-		statement, args, row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &cancelled}
-	case short && len(outcomes) == 1:
-		statement, args = outcomes[0].lease.shortly()
-	case short:
-		statement, args = completeJobs, completeArgs(outcomes, true)
-	default:
-		statement, args = finishJobs, finishArgs(outcomes, true)
-	}
+	e := x.txEnd(outcomes)
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	var members *lazytx.Statement
-	if short && told {
-		members = &lazytx.Statement{SQL: tellMembers, Args: toldArgs(outcomes)}
-	}
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, statement, args, row, next, members)
-	if next != nil {
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, e.statement, e.args, e.row, e.next, e.members)
+	if next := e.next; next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)
 			if tasks[0].doubt = nil; err == nil {
@@ -596,7 +616,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 			}
 		}(err)
 	}
-	tasks[0].tried = !sure && !again
+	tasks[0].tried = !sure && !outcomes[0].reset
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}
@@ -608,17 +628,23 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	}
 	x.tasks.mu.Unlock()
 	if err == nil {
-		x.tally.ended(outcomes, nil, nil)
-		for _, o := range outcomes {
-			x.q.finished(ctx, o, false)
-			if o.lease.lined() && (next == nil || next.lease == nil) {
-				x.woken(o.lease.Queue)
-			}
-		}
-		if told {
-			x.told()
-		}
-		x.q.heed(unbroken, outcomes[0].lease.db, cancelled)
+		x.committed(ctx, outcomes, e)
+		x.q.heed(unbroken, outcomes[0].lease.db, e.cancelled)
 	}
 	return sure, err
+}
+
+// committed reports what was committed, and to whom it may matter.
+func (x *executor) committed(ctx context.Context, outcomes []outcome, e *txEnd) {
+	x.tally.ended(outcomes, nil, nil)
+	leased := e.next != nil && e.next.lease != nil
+	for _, o := range outcomes {
+		x.q.finished(ctx, o, false)
+		if o.lease.lined() && !leased {
+			x.woken(o.lease.Queue)
+		}
+	}
+	if !outcomes[0].reset && anyMember(outcomes) {
+		x.told()
+	}
 }

@@ -119,9 +119,6 @@ func (q *Queue) ExplainAt(ctx context.Context, db DB, id int64, snapshot time.Du
 	return q.whyNot(ctx, db, id, snapshot)
 }
 
-// ClaimAhead sets for how long a worker claims ahead.
-func ClaimAhead(w *Worker, d time.Duration) { w.ahead = d }
-
 // ReaperPass makes a pass. grown then says whether so many keys have come since that the Reaper ends its rest.
 func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 	_, last, _, err := r.pass(ctx)

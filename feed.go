@@ -47,10 +47,10 @@ type feed struct {
 }
 
 func newFeed(w *Worker, s *slots) *feed {
-	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
+	f := &feed{queue: s.queue, slots: s, cursor: newCursor(), unknown: make(map[string]bool)}
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {
-			f.pace.ahead = 0 // the first lost lease makes the job dead, so only a job that was started may lose one
+			f.pace.careful = true // the first lost lease makes the job dead, so only a job that was started may lose one
 		}
 	}
 	return f
@@ -93,7 +93,7 @@ func (c *claimer) want(f *feed) want {
 	}
 	free := limit - s.outstanding.Load()
 	w.low = limit - need
-	if w.n = int(min(free, maxPrefetch)); w.one {
+	if w.n = int(min(free, chunkRows)); w.one {
 		w.n = s.width
 	}
 	if w.now = free >= need; w.now && s.pooled {
@@ -137,9 +137,9 @@ func (c *claimer) unreserve(f *feed) {
 
 // pace is how fast a queue's handlers return, and so how many jobs are worth claiming before a slot is free for them.
 type pace struct {
-	ahead      time.Duration // how long they may wait for a slot
-	rate       float64       // how many handlers return in a second
-	counted    int64         // slots.returned when rate was last measured
+	careful    bool    // no job is claimed ahead
+	rate       float64 // how many handlers return in a second
+	counted    int64   // slots.returned when rate was last measured
 	countedAt  time.Time
 	size       int64 // bytes of a job's payload, as the latest claims had them
 	workedOn   int64 // jobs, and
@@ -154,11 +154,10 @@ func (p *pace) prefetch(s *slots, now time.Time, turn time.Duration) int64 {
 		p.rate = (p.rate + float64(returned-p.counted)/d.Seconds()) / 2
 		p.counted, p.countedAt = returned, now
 	}
-	ahead := p.ahead
-	if ahead > 0 {
-		ahead += turn
+	if p.careful {
+		return 0
 	}
-	return min(maxPrefetch, maxPrefetchBytes/max(1, p.size), int64(min(p.rate, p.could(s))*ahead.Seconds()))
+	return min(chunkRows, chunkBytes/max(1, p.size), int64(min(p.rate, p.could(s))*(prefetchTime+turn).Seconds()))
 }
 
 // claimed takes the size of the jobs that a claim has returned: large ones count at once, small ones little by little.

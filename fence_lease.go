@@ -344,7 +344,7 @@ func (c *FenceLease) record(ctx context.Context, write func(context.Context) err
 		if try > 0 {
 			time.Sleep(50 * time.Millisecond << try)
 		}
-		one, cancel := context.WithTimeout(ctx, outcomeTimeout)
+		one, cancel := context.WithTimeout(ctx, endWithin)
 		err = write(one)
 		cancel()
 		if err == nil || errors.Is(err, ErrLeaseLost) || badData(err) {

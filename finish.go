@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -129,7 +128,7 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	if l.inTx {
 		return errInTx
 	}
-	atomic.StoreUint32(&l.byHandler, 1)
+	l.byHandler.Store(true)
 	statement, args := l.completion()
 	if l.q.citus.Load() == citusYes {
 		statement = onNode(statement)
@@ -144,19 +143,19 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 
 // conflicts reports whether err means that Postgres wants a transaction run again that was to complete the job.
 func (l *Lease) conflicts(err error) bool {
-	return (atomic.LoadUint32(&l.conflict) == 1 || l.completedItself()) && IsRetryable(err) && decidesNothing(err)
+	return (l.conflict.Load() || l.completedItself()) && IsRetryable(err) && decidesNothing(err)
 }
 
 // startOver forgets what a run did that was rolled back.
 func (l *Lease) startOver() {
 	l.result = ""
-	atomic.StoreUint32(&l.conflict, 0)
-	atomic.StoreUint32(&l.byHandler, 0)
-	atomic.StoreUint32(&l.accepted, 0)
+	l.conflict.Store(false)
+	l.byHandler.Store(false)
+	l.accepted.Store(false)
 }
 
 // completedItself reports whether the handler called Complete or CompleteInBatch, with or without success.
-func (l *Lease) completedItself() bool { return atomic.LoadUint32(&l.byHandler) == 1 }
+func (l *Lease) completedItself() bool { return l.byHandler.Load() }
 
 // LeaseLost reports whether err, an error of the caller's own batch, means that Postgres refused a completion because its
 // lease is lost.
@@ -165,8 +164,8 @@ func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLos
 func (l *Lease) completed(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
-		atomic.StoreUint32(&l.byHandler, 1)
-		atomic.StoreUint32(&l.accepted, 1)
+		l.byHandler.Store(true)
+		l.accepted.Store(true)
 		if level := l.level(EventCompleted); l.q.watched(level) {
 			e := l.event(EventCompleted)
 			e.Run = time.Since(l.began)
@@ -175,7 +174,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 		return nil
 	case leaseLost(err):
 		lost := l.lostError("complete")
-		if lost.Completed = atomic.LoadUint32(&l.accepted) == 1; lost.Completed {
+		if lost.Completed = l.accepted.Load(); lost.Completed {
 			return lost
 		}
 		e := l.event(EventStale)

@@ -497,7 +497,7 @@ type trouble struct {
 }
 
 // fails reports that background work failed: to the log and the Hook, and in Health until it works again.
-func (q *Queue) fails(owner any, w *work, queue string, err error, more ...slog.Attr) {
+func (q *observer) fails(owner any, w *work, queue string, err error, more ...slog.Attr) {
 	s := &q.troubles
 	s.mu.Lock()
 	key := troubleKey{owner, w, queue}
@@ -525,7 +525,7 @@ func (q *Queue) fails(owner any, w *work, queue string, err error, more ...slog.
 }
 
 // works reports that background work went well.
-func (q *Queue) works(owner any, w *work, queue string) {
+func (q *observer) works(owner any, w *work, queue string) {
 	s := &q.troubles
 	if s.open.Load() == 0 {
 		return
@@ -534,7 +534,7 @@ func (q *Queue) works(owner any, w *work, queue string) {
 }
 
 // ends reports that the owner does no more work.
-func (q *Queue) ends(owner any) {
+func (q *observer) ends(owner any) {
 	q.troubles.drop(func(k troubleKey) bool { return k.owner == owner })
 }
 

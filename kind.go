@@ -195,11 +195,9 @@ type Handler struct {
 	serializable bool
 	level        func(EventType) slog.Level // nil for the default
 
-	// Exactly one of these is set.
-	lease func(context.Context, *Lease) error
-	tx    func(context.Context, pgx.Tx, *Lease) error
-	batch func(context.Context, pgx.Tx, []*Lease) error
-	size  int // of a batch
+	run  func(context.Context, pgx.Tx, []*Lease) error
+	inTx bool // run gets a transaction, which commits with the jobs' completions
+	size int  // how many jobs run gets at most
 
 	decode func(*Lease) error // the payload, as the handler gets it
 
@@ -209,11 +207,10 @@ type Handler struct {
 func (k Kind[P]) handler() Handler {
 	h := Handler{
 		kind: k.Name, queue: k.Queue, laned: k.Lane != nil || k.Limit != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
-		serializable: k.Serializable, keep: math.MinInt64, level: k.LogLevel,
+		serializable: k.Serializable, keep: math.MinInt64, level: k.LogLevel, size: 1,
 	}
-	known := k.RefuseUnknownFields
 	h.decode = func(l *Lease) error {
-		_, err := decode[P](l, known)
+		_, err := decode[P](l, k.RefuseUnknownFields)
 		return err
 	}
 	if h.queue == "" {
@@ -253,6 +250,15 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 	return roundedUp(keep, time.Millisecond).Milliseconds(), before
 }
 
+// begin decodes the payload for a handler that is called now.
+func begin[P any](l *Lease, known bool) (P, error) {
+	p, err := decode[P](l, known)
+	if err == nil {
+		l.newRun()
+	}
+	return p, err
+}
+
 // Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause ErrLeaseLost when the
 // lease is lost, with cause ErrCancelled when the job is cancelled, and after the kind's Timeout. When fn returns nil, the
 // job is completed; after an error it runs again after the kind's Backoff, unless the error is one of Fatal, RetryAfter,
@@ -263,14 +269,12 @@ func (k Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error)
 	if fn == nil {
 		h.err = invalid("Handle", "of %q has no function", k.Name)
 	}
-	known := k.RefuseUnknownFields
-	h.lease = func(ctx context.Context, l *Lease) error {
-		p, err := decode[P](l, known)
+	h.run = func(ctx context.Context, _ pgx.Tx, leases []*Lease) error {
+		p, err := begin[P](leases[0], k.RefuseUnknownFields)
 		if err != nil {
 			return err
 		}
-		l.newRun()
-		return fn(ctx, l, p)
+		return fn(ctx, leases[0], p)
 	}
 	return h
 }
@@ -304,14 +308,13 @@ func (k Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payl
 	if fn == nil {
 		h.err = invalid("HandleTx", "of %q has no function", k.Name)
 	}
-	known := k.RefuseUnknownFields
-	h.tx = func(ctx context.Context, tx pgx.Tx, l *Lease) error {
-		p, err := decode[P](l, known)
+	h.inTx = true
+	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
+		p, err := begin[P](leases[0], k.RefuseUnknownFields)
 		if err != nil {
 			return err
 		}
-		l.newRun()
-		return fn(ctx, tx, l, p)
+		return fn(ctx, tx, leases[0], p)
 	}
 	return h
 }
@@ -335,17 +338,15 @@ func (k Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, j
 	if size < 1 || size > 10_000 {
 		h.err = invalid("HandleBatch", "of %q has size %d; 1 to 10,000 is possible", k.Name, size)
 	}
-	h.size = size
-	known := k.RefuseUnknownFields
-	h.batch = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
+	h.inTx, h.size = true, size
+	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
 		items := make([]Item[P], len(leases))
 		for i, l := range leases {
-			p, err := decode[P](l, known)
+			p, err := begin[P](l, k.RefuseUnknownFields)
 			if err != nil {
 				return err
 			}
 			items[i] = Item[P]{l, p}
-			l.newRun()
 		}
 		return fn(ctx, tx, items)
 	}
@@ -359,21 +360,13 @@ func (k Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, j
 // returned. It runs again when Postgres asks to run that transaction again, or to run a transaction of the handler's own
 // with Lease.Complete again. When a handler is wrapped several times, the last wrapper is the outermost.
 func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next func(context.Context) error) error) Handler {
-	switch lease, tx, batch := h.lease, h.tx, h.batch; {
-	case around == nil:
+	if around == nil {
 		h.err = invalid("Wrap", "of the handler of %q has no function", h.kind)
-	case lease != nil:
-		h.lease = func(ctx context.Context, l *Lease) error {
-			return around(ctx, []*Lease{l}, func(ctx context.Context) error { return lease(ctx, l) })
-		}
-	case tx != nil:
-		h.tx = func(ctx context.Context, t pgx.Tx, l *Lease) error {
-			return around(ctx, []*Lease{l}, func(ctx context.Context) error { return tx(ctx, t, l) })
-		}
-	case batch != nil:
-		h.batch = func(ctx context.Context, t pgx.Tx, leases []*Lease) error {
-			return around(ctx, leases, func(ctx context.Context) error { return batch(ctx, t, leases) })
-		}
+		return h
+	}
+	run := h.run
+	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
+		return around(ctx, leases, func(ctx context.Context) error { return run(ctx, tx, leases) })
 	}
 	return h
 }

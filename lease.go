@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,40 +42,57 @@ type Lease struct {
 	CreatedAt   time.Time
 	Until       time.Time // end of the lease as claimed, by the database's clock
 
-	q        *Queue
-	db       DB // for statements of the library's own, never the handler's transaction
-	claims   int32
-	holder   int64
-	identity int64     // see effectMark
-	keep     int64     // milliseconds in history; 0: not at all, -1: until somebody decides. The executor writes it when it gets the lease
-	result   string    // encoded; "" for none. SetResult writes it; the executor and startOver clear it before a run in a transaction
-	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
+	hold
+	handling
+	flow
+}
 
-	h *Handler // from when the executor gets the lease; nil outside a worker
+// hold is how this process has the job: what a claim writes, and all statements of a lease compare.
+type hold struct {
+	q         *Queue
+	db        DB // for statements of the library's own, never the handler's transaction
+	claims    int32
+	member    bool // another job waits for this one: its end must be told
+	cancelled bool // somebody asked for that before this claim
+	holder    int64
+	identity  int64 // see effectMark
 
-	due  time.Time // when the job was due that was let in at RunAt; zero for one that waited for nothing but its time
-	slot time.Time // its slot by this process's clock, see reslot; zero if its limit had no rate
+	term time.Duration // how long the lease was at the claim
+	due  time.Time     // when the job was due that was let in at RunAt; zero for one that waited for nothing but its time
+	slot time.Time     // its slot by this process's clock, see reslot; zero if its limit had no rate
+}
 
-	term     time.Duration            // how long the lease was at the claim
+// handling is what a worker decides before it calls the handler.
+type handling struct {
+	began   time.Time     // when the job was claimed, in a worker when its handler was called, by this process's clock
+	keep    int64         // milliseconds in history; 0: not at all, -1: until somebody decides
+	h       *Handler      // from when the executor gets the lease; nil outside a worker
+	inTx    bool          // the handler runs in a transaction that the worker ends
+	beats   time.Duration // how long a worker's beats extend the lease for; else 0, and for a batch
+	timeout time.Duration // of the kind; 0 for none, outside a worker's handler, and for a batch
+}
+
+// flow is what has become of the job while its handler runs.
+type flow struct {
+	result   string                   // encoded; "" for none. It is cleared before a run in a transaction
 	progress atomic.Pointer[progress] // the handler's latest report
 	noted    atomic.Bool              // a beat has written when the run began
 
-	member    bool // another job waits for this one: its end must be told
-	cancelled bool // somebody asked for that before this claim
+	byHandler atomic.Bool // completed through Complete or CompleteInBatch, if that commits
+	accepted  atomic.Bool // the statement of one of these ran and was not refused
+	conflict  atomic.Bool // Postgres wants a transaction run again that contains Complete, CompleteInBatch or Lock
 
-	inTx      bool   // the handler runs in a transaction that the worker ends; the executor writes it before the handler is called
-	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
-	accepted  uint32 // atomic; 1: the statement of one of these ran and was not refused
-	conflict  uint32 // atomic; 1: Postgres wants a transaction run again that contains Complete, CompleteInBatch or Lock
+	calls   atomic.Uint32        // how often the handler was called. For Once each call is a run of its own
+	stopped atomic.Pointer[stop] // the latest
 
-	// The executor writes these before the handler is called; they stay 0 for a batch.
-	beats   time.Duration // how long a worker extends the lease for; 0 outside a worker's handler
-	timeout time.Duration // of the kind, in a worker; 0 for none
+	mu      sync.Mutex         // guards effects
+	effects map[effectRun]bool // true when done, false while under way
+}
 
-	calls   uint32             // atomic; how often the handler was called. For Once each call is a run of its own
-	stopped uint32             // atomic; the call in which an Await or a Sleep last returned an error that the handler is to return, and
-	waits   string             // what it waits for, guarded by Queue.effects
-	effects map[effectRun]bool // guarded by Queue.effects: true when done, false while under way
+// stop is an Await or a Sleep that has returned an error which the handler is to return.
+type stop struct {
+	call  uint32 // of the handler
+	waits waitFor
 }
 
 // lined reports whether the job has a lane or a limit.
@@ -185,7 +203,7 @@ func (l *Lease) conflicted(ctx context.Context, err error) {
 	if l.beats == 0 || !IsRetryable(err) {
 		return
 	}
-	atomic.StoreUint32(&l.conflict, 1)
+	l.conflict.Store(true)
 	l.q.log.WarnContext(ctx, "onceq: Postgres wants a handler's own transaction run again; if that is repeatable read or serializable and takes longer "+
 		"than a third of the lease, call Lease.Lock(ctx, tx) first in it", slog.Int64("job", l.ID), slog.String("kind", l.Kind), slog.Any("error", err))
 	l.lengthen(ctx, time.Since(l.began))
@@ -206,7 +224,7 @@ returning true`
 // lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it took. It reports
 // whether the job still belongs to this lease and no transaction has its row locked.
 func (l *Lease) lengthen(ctx context.Context, took time.Duration) (held bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
 	d := l.beats + 2*took
 	err := l.q.guarded(ctx, l.db, lengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)

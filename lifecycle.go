@@ -56,9 +56,9 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
 	}
-	r.presence = newPresence(w, id, quick{own, claimPatience}, db, r.tasks, &r.exec.limits, watch, r.tally)
+	r.presence = newPresence(w, id, quick{own, briefWait}, db, r.tasks, &r.exec.limits, watch, r.tally)
 	r.tasks.stuckChanged = r.presence.rouse
-	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
+	r.claimer = newClaimer(w, id, quick{own, briefWait}, r.exec)
 	r.listener = newListener(w, id, own, r.woken)
 	r.claimer.listener = r.listener
 	r.promoter = newPromoter(w, id, db, r.listener, r.claimer.live)
@@ -67,7 +67,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
 	for _, f := range r.claimer.feeds {
 		r.exec.slots[f.queue] = f.slots
-		r.exec.careful = r.exec.careful || f.pace.ahead == 0
+		r.exec.careful = r.exec.careful || f.pace.careful
 	}
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
 	r.exec.suspended = r.claimer.suspended
@@ -142,9 +142,9 @@ func (r *run) start(ctx context.Context, limit int) {
 	}
 	r.presence.begin(r.drains)
 	r.outbox.start(&r.writing, r.drains)
-	r.beating.Go(func() { r.beats.loop(r.stopBeats) })
+	r.beating.Go(func() { r.beats.tick(r.stopBeats, r.beats.beat) })
 	if slices.Contains(slices.Collect(maps.Values(r.w.pooledIn)), true) {
-		r.beating.Go(func() { r.beats.pingLoop(r.stopBeats) })
+		r.beating.Go(func() { r.beats.tick(r.stopBeats, r.beats.ping) })
 	}
 }
 
@@ -161,7 +161,7 @@ func (r *run) end() (left error) {
 	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
 	for _, f := range r.claimer.feeds {
 		for _, u := range f.slots.takeAll() {
-			r.exec.giveBack(u.tasks())
+			r.exec.giveBack(u.tasks)
 		}
 	}
 	returned := make(chan struct{})
@@ -171,17 +171,17 @@ func (r *run) end() (left error) {
 	}()
 	if !within(returned, max(0, time.Until(ends))) {
 		r.cancel(errShutdown)
-		if !within(returned, abandonAfter) {
+		if !within(returned, endWithin) {
 			var committing bool
 			left, committing = r.tasks.abandon(false)
-			for until := time.Now().Add(r.w.lease + rollbackTimeout); left == nil && committing; { // a commit may take as long as a lease
+			for until := time.Now().Add(r.w.lease + endWithin); left == nil && committing; { // a commit may take as long as a lease
 				if within(returned, time.Second) {
 					break
 				}
 				left, committing = r.tasks.abandon(time.Now().After(until))
 			}
 			if left != nil {
-				time.AfterFunc(rollbackTimeout, r.giveUp)
+				time.AfterFunc(endWithin, r.giveUp)
 			}
 		}
 	}

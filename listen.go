@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,10 +34,17 @@ import (
 
 var processStart = time.Now()
 
+// quietQueues are those for which nobody waited when Enqueue asked. Times are since the start of the process.
+type quietQueues struct {
+	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask
+	quiets   atomic.Int32 // how many there are in quiet, about; at most maxQuiet
+	allQuiet atomic.Int64 // the same as quiet for all queues
+}
+
 // isQuiet reports whether Enqueue assumes that nobody waits for a queue. It does for quietFor after it has found that nobody does, counted
 // from just before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after that
 // time, and so misses nothing.
-func (q *Queue) isQuiet(queue string) bool {
+func (q *quietQueues) isQuiet(queue string) bool {
 	now := int64(time.Since(processStart))
 	if now < q.allQuiet.Load() {
 		return true
@@ -46,7 +54,7 @@ func (q *Queue) isQuiet(queue string) bool {
 }
 
 // setQuiet records the answer that nobody waits. asked is when the statement asked, and zero if it did not.
-func (q *Queue) setQuiet(queue string, who whoWaits, asked time.Time) {
+func (q *quietQueues) setQuiet(queue string, who whoWaits, asked time.Time) {
 	if asked.IsZero() || who == someWaits {
 		return
 	}
@@ -91,7 +99,7 @@ type listener struct {
 }
 
 func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
-	l := &listener{q: w.q, id: id, db: quick{own, claimPatience}, channel: fmt.Sprintf("onceq_%d", id), woken: woken}
+	l := &listener{q: w.q, id: id, db: quick{own, briefWait}, channel: fmt.Sprintf("onceq_%d", id), woken: woken}
 	l.queues = slices.Sorted(maps.Keys(w.queues))
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
@@ -193,7 +201,7 @@ func (l *listener) hear(ctx context.Context, listens bool) error {
 	if !listens {
 		how = "unlisten "
 	}
-	used, err := l.db.own.session.use(ctx, claimPatience, func(ctx context.Context, conn *pgx.Conn) error {
+	used, err := l.db.own.session.use(ctx, briefWait, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, how+l.channel)
 		if err == nil {
 			l.deaf.Store(!listens)
@@ -222,7 +230,7 @@ with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
 select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
   from pg_catalog.unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue)`
-	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
 	if l.round > 0 {
 		_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id, l.round, rand.Int64()}, nil) // the rows expire anyway

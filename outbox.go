@@ -14,10 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-const (
-	finishChunk = 2000  // outcomes in one statement
-	maxPending  = 10000 // how many outcomes may wait, those that are locked included; with more, handlers wait
-)
+const maxPending = 10000 // outcomes that wait, those that are locked included; with more, handlers wait
 
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
 // single completion is written at once, many are written together, and nobody waits for a timer. The executor adds
@@ -55,17 +52,9 @@ type outbox struct {
 // So no batch waits for long: whose row it is, halving finds out. If that takes too long, because very many are, or the table is, all
 // that is left counts as locked.
 const (
-	lockPatience = time.Second     // how long a batch waits, or a quarter of the lease, and what is locked until the next try
-	halvesFaster = 10              // after that a half waits so many times less
-	halvesFor    = 3               // times the patience
+	halvesFaster = 10              // a half waits so many times less than a batch
+	halvesFor    = 3               // halving takes as long as so many batches wait
 	lockedEvery  = 5 * time.Second // between two reports of it
-)
-
-// The network may swallow a try to write. So the first one has a quarter of the lease, between these two, beside what it waits for
-// locks. Each further one has twice as much, because the server may only be slow.
-const (
-	tryLeast = time.Second
-	tryMost  = 10 * time.Second
 )
 
 // lockedOut reports whether a statement ended because it has waited long enough for a lock.
@@ -83,7 +72,10 @@ func (w way) limit() string { return fmt.Sprintf("%dms", max(1, w.patience.Milli
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
-	o.patience, o.try = min(lockPatience, lease/4), min(lease, max(tryLeast, min(lease/4, tryMost)))
+	o.patience = min(briefWait, lease/4)
+	// The network may swallow a try, so the first one has a quarter of the lease beside what it waits for locks. Each further one has
+	// twice as much, because the server may only be slow.
+	o.try = max(briefWait, min(lease/4, answerWithin))
 	o.whole, o.half = waiting(o.patience), waiting(o.patience/halvesFaster)
 	o.ready.L, o.room.L = &o.mu, &o.mu
 	return o
@@ -114,7 +106,7 @@ func (o *outbox) take() []outcome {
 	for len(o.pending) == 0 && !o.closed {
 		o.ready.Wait()
 	}
-	n := min(len(o.pending), finishChunk)
+	n := min(len(o.pending), chunkRows)
 	batch := append(make([]outcome, 0, n), o.pending[:n]...)
 	o.pending = append(o.pending[:0], o.pending[n:]...)
 	clear(o.pending[len(o.pending):min(cap(o.pending), len(o.pending)+n)])
@@ -140,7 +132,7 @@ func (o *outbox) loop() {
 func (o *outbox) tryLocked() {
 	defer o.writing.Done()
 	o.mu.Lock()
-	n := min(len(o.locked), finishChunk)
+	n := min(len(o.locked), chunkRows)
 	batch := slices.Clone(o.locked[:n])
 	o.locked = slices.Delete(o.locked, 0, n)
 	o.mu.Unlock()
@@ -221,40 +213,9 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
-		ctx, cancel := context.WithTimeout(o.ctx, o.limit(by, try, began))
-		var next *successor
-		if len(batch) == 1 && batch[0].locked.IsZero() {
-			next = o.next(batch[0])
-		}
-		var stale []*Lease
-		var left []outcome
-		var err error
-		if next != nil {
-			stale, left, err = next.finish(ctx, o.db, by, batch[0])
-		} else {
-			stale, left, err = o.q.finish(ctx, o.db, by, batch)
-		}
-		late := ctx.Err() != nil && o.ctx.Err() == nil
-		cancel()
-		if late && err != nil {
-			o.db.Reset() // the other connections may be as dead
-		}
-		o.tally.ended(batch, stale, left)
-		o.written(without(batch, left), o.end(next, err == nil))
-		locked := lockedOut(err)
-		if locked && halve.IsZero() {
-			halve = time.Now().Add(halvesFor * o.patience)
-		}
+		left, next, err := o.once(batch, by, o.limit(by, try, began))
 		switch {
-		case err == nil:
-			return
-		case locked && len(left) > 1 && time.Now().Before(halve):
-			o.write(left[:len(left)/2], o.half, halve)
-			o.write(left[len(left)/2:], o.half, halve)
-			return
-		case badData(err) && len(left) > 1:
-			o.write(left[:len(left)/2], by, halve)
-			o.write(left[len(left)/2:], by, halve)
+		case err == nil || o.writeHalves(left, by, halve, err):
 			return
 		case badData(err) && replaced:
 			o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
@@ -266,15 +227,11 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
 			batch[0].unsure, batch[0].doubt, batch[0].locked = left[0].unsure, left[0].doubt, left[0].locked
 			continue
-		case locked && o.ctx.Err() == nil:
-			if left = o.leave(left, err); len(left) == 0 {
-				return
-			}
+		case lockedOut(err) && o.ctx.Err() == nil:
+			left = o.leave(left, err)
 			fallthrough
 		case time.Since(began) > o.lease || o.ctx.Err() != nil:
-			o.q.log.Error("onceq: it is not known whether outcomes were stored before their leases ran out; a job whose outcome was not stored runs again",
-				slog.Int("jobs", len(left)), slog.Any("error", err))
-			o.forget(left)
+			o.giveUp(left, err)
 			return
 		}
 		o.q.fails(o.id, workFinish, "", err, slog.Int("jobs", len(left)))
@@ -287,6 +244,57 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 		batch = left
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))
 		sleep(o.ctx, wait/2+rand.N(wait), nil)
+	}
+}
+
+// once tries to write outcomes. next is what was to be leased with the only one.
+func (o *outbox) once(batch []outcome, by way, limit time.Duration) (left []outcome, next *successor, err error) {
+	ctx, cancel := context.WithTimeout(o.ctx, limit)
+	if len(batch) == 1 && batch[0].locked.IsZero() {
+		next = o.next(batch[0])
+	}
+	var stale []*Lease
+	if next != nil {
+		stale, left, err = next.finish(ctx, o.db, by, batch[0])
+	} else {
+		stale, left, err = o.q.finish(ctx, o.db, by, batch)
+	}
+	late := ctx.Err() != nil && o.ctx.Err() == nil
+	cancel()
+	if late && err != nil {
+		o.db.Reset() // the other connections may be as dead
+	}
+	o.tally.ended(batch, stale, left)
+	o.written(without(batch, left), o.end(next, err == nil))
+	return left, next, err
+}
+
+// writeHalves writes each half of a batch, if that can find the row or the value that Postgres refused.
+func (o *outbox) writeHalves(batch []outcome, by way, until time.Time, err error) bool {
+	if lockedOut(err) {
+		if by = o.half; until.IsZero() {
+			until = time.Now().Add(halvesFor * o.patience)
+		}
+		if !time.Now().Before(until) {
+			return false
+		}
+	} else if !badData(err) {
+		return false
+	}
+	if len(batch) < 2 {
+		return false
+	}
+	o.write(batch[:len(batch)/2], by, until)
+	o.write(batch[len(batch)/2:], by, until)
+	return true
+}
+
+// giveUp is for outcomes that may not have been stored before their leases ran out.
+func (o *outbox) giveUp(left []outcome, err error) {
+	if len(left) > 0 {
+		o.q.log.Error("onceq: it is not known whether outcomes were stored before their leases ran out; a job whose outcome was not stored runs again",
+			slog.Int("jobs", len(left)), slog.Any("error", err))
+		o.forget(left)
 	}
 }
 

@@ -22,7 +22,6 @@ import (
 const (
 	pausesKnown = 500 * time.Millisecond
 	pausesOld   = 2 * time.Second
-	pausedLook  = 1500 * time.Millisecond // a worker of which anything is paused reads so often what is, unless its looks do
 )
 
 // Pause says that a queue, a kind or a limit is paused. Times are the database's.
@@ -59,9 +58,6 @@ func (p Pause) String() string {
 	return s
 }
 
-// maxNote is how long the note of a pause may be.
-const maxNote = 1000
-
 const (
 	pausesQueue = "queue"
 	pausesKind  = "kind"
@@ -89,8 +85,8 @@ func (q *Queue) Pause(ctx context.Context, db DB, p Pause) error {
 	} else if !at.IsZero() {
 		until = at
 	}
-	if len(p.Note) > maxNote {
-		return invalid("note", "has %d bytes; at most %d", len(p.Note), maxNote)
+	if len(p.Note) > MaxProgressBytes {
+		return invalid("note", "has %d bytes; at most %d", len(p.Note), MaxProgressBytes)
 	}
 	if err := cmp.Or(err, p.check(), checkText("note", p.Note)); err != nil {
 		return err
@@ -310,7 +306,7 @@ func (q *Queue) pausedNow(ctx context.Context, db DB, old time.Duration) (*pause
 		defer func() { <-q.pauses.reading }()
 	case <-ctx.Done():
 		return nil, fmt.Errorf("onceq: reading what is paused: %w", ctx.Err())
-	case <-time.After(claimPatience): // the network may have swallowed what the other one asks
+	case <-time.After(briefWait): // the network may have swallowed what the other one asks
 	}
 	if k := fresh(); k != nil {
 		return k, nil
@@ -364,7 +360,7 @@ func (c *claimer) obey(p *paused) {
 		if !paused {
 			c.isDue(f)
 		}
-		c.exec.giveBackWaiting(f.slots, func(u unit) bool { return paused || !slices.Contains(kinds, u.tasks()[0].h.kind) })
+		c.exec.giveBackWaiting(f.slots, func(u unit) bool { return paused || !slices.Contains(kinds, u.tasks[0].h.kind) })
 	}
 }
 
@@ -388,7 +384,7 @@ func (c *claimer) maySend(ctx context.Context, kinds []string, asks []*claim) er
 
 // readPaused reads what is paused if no look has done that lately and anything of this worker is.
 func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
-	if c.pauses == nil || now.Sub(c.pauses.at) < pausedLook || now.Before(c.looks.notAgain) || !c.holdsBack {
+	if c.pauses == nil || now.Sub(c.pauses.at) < pausesOld-pausesKnown || now.Before(c.looks.notAgain) || !c.holdsBack {
 		return false
 	}
 	c.send(&c.keeps, func() func() {

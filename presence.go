@@ -290,7 +290,7 @@ func (p *presence) leave() {
 	if !p.written {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
 	_ = p.q.guarded(ctx, p.db, leave, []any{p.id}, nil)
 }

@@ -352,6 +352,12 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	return did, nil
 }
 
+// laneTimes are what Claim remembers of lanes. Times are since the start of the process.
+type laneTimes struct {
+	laneLook atomic.Int64 // when Claim last looked for them; -1: there are some
+	laneTurn atomic.Int64 // when Claim last let jobs in, or 0
+}
+
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.
 func (q *Queue) promoteInTurn(ctx context.Context) error {
 	last, now := q.laneTurn.Load(), int64(time.Since(processStart))

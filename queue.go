@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"unicode/utf8"
 
@@ -68,37 +67,15 @@ type Config struct {
 // Queue is a handle on the tables of one schema. It is safe for concurrent use and holds little but the pool: any number of
 // Queues may exist in any number of processes.
 type Queue struct {
-	pool   *pgxpool.Pool
-	schema string // as the user wrote it
-	log    *slog.Logger
-	guard  *guard.Guard // calls the application's functions
-	hook   Hook
-
-	enqueuing func(context.Context, []Job) (context.Context, func(error))
-
-	laneLook atomic.Int64 // when Claim last looked for lanes, as time since the start of the process; -1: there are lanes
-	laneTurn atomic.Int64 // when Claim last let jobs into their lanes, or 0
-
-	citus atomic.Int32 // whether the server has Citus: see citus.go
-
-	statements sync.Map // statement as written in this package → statement with the schema's name
-	names      *strings.Replacer
+	store
+	observer
+	enqueuing func(context.Context, []Job) (context.Context, func(error)) // Config.BeforeEnqueue
 
 	installation atomic.Pointer[string] // meta.installation, once read
-
-	effects    sync.Mutex      // guards Lease.effects
-	quarantine *quarantineTurn // of the process: the turn to start a job that has lost a lease
-	troubles   troubles        // background work that fails
-	pauses     pauses          // what workers must not claim
-
-	late sync.Map // token → lateHandler: handlers that do not return
-	far  distance // of the database, for the slots of rates
-
-	held heldLately // jobs that may run again
-
-	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
-	quiets   atomic.Int32 // how many there are in quiet, about; at most 10*many
-	allQuiet atomic.Int64 // the same for all queues
+	pauses       pauses                 // what workers must not claim
+	quietQueues
+	laneTimes
+	shared
 }
 
 // New returns a Queue over the pool. It does not connect to the database; call Check at the start to find out early whether
@@ -110,7 +87,8 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, enqueuing: cfg.BeforeEnqueue, quarantine: &processTurn}
+	q := &Queue{enqueuing: cfg.BeforeEnqueue}
+	q.pool, q.schema, q.log, q.quarantine = pool, cfg.Schema, cfg.Logger, &processTurn
 	if q.schema == "" {
 		q.schema = "onceq"
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -120,7 +121,7 @@ func (x *executor) renew(s *slots) {
 			x.begin(s, s.put(x.renewed(s, part), true))
 			if x.stopping.Load() {
 				for _, u := range s.takeAll() {
-					x.giveBack(u.tasks())
+					x.giveBack(u.tasks)
 				}
 			}
 		}
@@ -131,8 +132,8 @@ func (x *executor) renew(s *slots) {
 func byLimit(units []unit) (parts [][]unit) {
 	place := make(map[string]int)
 	for _, u := range units {
-		limit := u.tasks()[0].lease.Limit
-		if slices.ContainsFunc(u.tasks(), func(t *task) bool { return t.lease.Limit != limit }) {
+		limit := u.tasks[0].lease.Limit
+		if slices.ContainsFunc(u.tasks, func(t *task) bool { return t.lease.Limit != limit }) {
 			parts = append(parts, []unit{u})
 			continue
 		}
@@ -148,82 +149,57 @@ func byLimit(units []unit) (parts [][]unit) {
 
 // renewed returns those of the units that may start now.
 func (x *executor) renewed(s *slots, units []unit) (ready []unit) {
-	var late []*Lease
+	var tasks []*task
 	for _, u := range units {
-		for _, t := range u.tasks() {
-			if t.lease.tooLate() {
-				late = append(late, t.lease)
-			}
-		}
+		tasks = append(tasks, u.tasks...)
 	}
-	answer := x.newSlots(late)
+	start := x.newSlots(tasks, (*Lease).tooLate)
 	for _, u := range units {
-		var stay, leave []*task
-		for _, t := range u.tasks() {
-			if answer.starts(t) {
-				stay = append(stay, t)
-			} else {
-				leave = append(leave, t)
-			}
-		}
-		if len(leave) > 0 {
+		stay := slices.DeleteFunc(slices.Clone(u.tasks), func(t *task) bool { return !start[t] })
+		if leave := slices.DeleteFunc(u.tasks, func(t *task) bool { return start[t] }); len(leave) > 0 {
 			x.left(s, leave)
 		}
-		switch {
-		case len(stay) == 0:
-		case u.one != nil:
-			ready = append(ready, u)
-		default:
-			ready = append(ready, unit{many: stay})
+		if len(stay) > 0 {
+			ready = append(ready, unit{tasks: stay, since: u.since})
 		}
-	}
-	if len(answer.later) > 0 {
-		x.woken(s.queue)
 	}
 	return ready
 }
 
-// slotAnswer says which jobs start that asked for new slots, and which have been given back until theirs.
-type slotAnswer struct {
-	x     *executor
-	later map[*Lease]bool
-	none  map[*Lease]bool // got none, because of an error
-}
-
-func (x *executor) newSlots(leases []*Lease) slotAnswer {
-	a := slotAnswer{x, make(map[*Lease]bool), make(map[*Lease]bool)}
+// newSlots gets new slots for those of the tasks that need them. It ends those that cannot start now: they have been given back until
+// their slots, or are given back if they got none, because of an error.
+func (x *executor) newSlots(tasks []*task, needs func(*Lease) bool) (start map[*task]bool) {
+	start = make(map[*task]bool)
+	asked := make(map[*Lease]*task)
+	for _, t := range tasks {
+		if start[t] = !needs(t.lease); !start[t] {
+			asked[t.lease] = t
+		}
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.base), x.lease)
 	defer cancel()
-	start, later, err := x.q.reslot(ctx, x.db, leases)
+	now, later, err := x.q.reslot(ctx, x.db, slices.Collect(maps.Keys(asked)))
+	for _, l := range now {
+		start[asked[l]] = true
+		delete(asked, l)
+	}
 	for _, l := range later {
-		a.later[l] = true
-	}
-	if err == nil {
-		return a
-	}
-	for _, l := range leases {
-		a.none[l] = !a.later[l] && !slices.Contains(start, l)
-	}
-	x.q.log.Warn("onceq: jobs that missed their slots got no new ones, and are given back", slog.Int("jobs", len(leases)-len(start)-len(later)), slog.Any("error", err))
-	return a
-}
-
-// starts reports whether a task may start, and otherwise ends it.
-func (a slotAnswer) starts(t *task) bool {
-	switch x := a.x; {
-	case a.later[t.lease]:
 		x.tasks.mu.Lock()
-		x.tasks.forget(t.lease)
+		x.tasks.forget(l)
 		x.tasks.mu.Unlock()
-		if t.quarantined() && !t.lease.tooLate() {
-			x.suspended(t.lease)
+		if asked[l].quarantined() && !l.tooLate() {
+			x.suspended(l)
 		}
-		return false
-	case a.none[t.lease]:
-		x.end(t, outcome{lease: t.lease, state: StateWaiting})
-		return false
+		delete(asked, l)
+		x.woken(l.Queue)
 	}
-	return true
+	if err != nil {
+		x.q.log.Warn("onceq: jobs that missed their slots got no new ones, and are given back", slog.Int("jobs", len(asked)), slog.Any("error", err))
+	}
+	for _, t := range asked {
+		x.end(t, outcome{lease: t.lease, state: StateWaiting})
+	}
+	return start
 }
 
 // mayRunAlone reports whether a task of a batch may run by itself now. The rate of its limit counts that as another start if
@@ -232,9 +208,5 @@ func (x *executor) mayRunAlone(t *task, called bool) bool {
 	if !t.lease.slotted() || !called && !t.lease.tooLate() {
 		return true
 	}
-	answer := x.newSlots([]*Lease{t.lease})
-	if len(answer.later) > 0 {
-		defer x.woken(t.lease.Queue)
-	}
-	return answer.starts(t)
+	return x.newSlots([]*task{t}, (*Lease).slotted)[t]
 }

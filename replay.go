@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
@@ -26,11 +25,8 @@ func (q *Queue) effectIdempotencyKey(job, identity int64, name string) string {
 }
 
 const (
-	defaultEffectTimeout = 30 * time.Second
-	effectGrace          = 5 * time.Second  // from the end of fn's context to the end of its fence's lease, and from there to asking the provider
-	intentTimeout        = 10 * time.Second // for recording an intent, including the wait for a connection
-	outcomeTimeout       = 5 * time.Second  // for each try of recording an outcome
-	outcomeTries         = 4
+	effectGrace  = 5 * time.Second // from fn's context to the end of its fence's lease, and from there to asking the provider
+	outcomeTries = 4
 )
 
 // EffectOption changes how Once treats an effect.
@@ -106,7 +102,7 @@ type effectRun struct {
 }
 
 // newRun records that a handler is called with this lease.
-func (l *Lease) newRun() { atomic.AddUint32(&l.calls, 1) }
+func (l *Lease) newRun() { l.calls.Add(1) }
 
 // enter refuses a bad name, and a name that was used in this run: Once would replay the first effect instead of doing the
 // second. leave says whether the effect was done; if not, the run may try again.
@@ -119,9 +115,9 @@ func (l *Lease) enter(name string) (leave func(done bool), err error) {
 
 // use records that something is used that has a name of its own in each run.
 func (l *Lease) use(what, name string) (leave func(done bool), err error) {
-	e := effectRun{atomic.LoadUint32(&l.calls), what}
-	l.q.effects.Lock()
-	defer l.q.effects.Unlock()
+	e := effectRun{l.calls.Load(), what}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if done, used := l.effects[e]; used {
 		how := "is under way"
 		if done {
@@ -134,8 +130,8 @@ func (l *Lease) use(what, name string) (leave func(done bool), err error) {
 	}
 	l.effects[e] = false
 	return func(done bool) {
-		l.q.effects.Lock()
-		defer l.q.effects.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		if done {
 			l.effects[e] = true
 		} else {
@@ -156,7 +152,7 @@ func effectOf(key string) (jobID int64, name string) {
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*FenceLease, error) {
 	f := &Fence{
 		q: l.q, db: forEffects{l.q.pool, l.db}, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
-		lease: defaultEffectTimeout, lifetime: DefaultWindow.Milliseconds(),
+		lease: DefaultLease, lifetime: DefaultWindow.Milliseconds(),
 	}
 	for _, o := range opts {
 		o(f)
@@ -170,7 +166,7 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 
 // claimAlone claims for perform: the claim commits on its own, whatever the database's default isolation level is.
 func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
-	ctx, cancel := context.WithTimeout(ctx, intentTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	for range settleTries {
 		if c, err = f.claim(ctx, f.db, true); !IsRetryable(err) {

@@ -56,15 +56,17 @@ type ownConns struct {
 }
 
 const (
-	ownOutcomes    = 2
-	ownIdle        = 20 * time.Second // after which a connection that is not used closes
-	ownIdleCheck   = 10 * time.Second
-	beatPatience   = 100 * time.Millisecond // how long a beat waits for the session
-	claimPatience  = time.Second            // the same of everything else, but for what makes the session listen
-	effectPatience = time.Second            // how long an effect waits for a connection of the application's pool. The pool closes one that is not ready by then
-	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take; less if its context ends earlier
-	openWithin     = 10 * time.Second       // how long it may take to open the session
-	closeWithin    = time.Second            // the same to close a connection under a statement
+	ownOutcomes  = 2
+	ownIdle      = 20 * time.Second       // after which a connection that is not used closes
+	beatPatience = 100 * time.Millisecond // how long a beat waits for the session
+)
+
+// How long things may take: long enough where all is well, and short beside a lease.
+const (
+	briefWait    = time.Second      // for a connection, or a lock, that somebody else has, before another way
+	answerWithin = 10 * time.Second // a new connection, or a message and its answer: the network may have swallowed it
+	sessionLimit = 30 * time.Second // a statement on the session or the spare connection; less if its context ends earlier
+	endWithin    = 5 * time.Second  // what is cancelled or rolled back, and what Run withdraws at its end
 )
 
 // processConns are the own connections of all pools with workers.
@@ -91,7 +93,7 @@ func init() {
 // that may be the pool itself, which looks whether they have been idle for long.
 func closeDead(ctx context.Context, p *pgxpool.Pool) {
 	for range p.Stat().TotalConns() {
-		soon, cancel := context.WithTimeout(ctx, claimPatience)
+		soon, cancel := context.WithTimeout(ctx, briefWait)
 		c, err := p.Acquire(soon)
 		cancel()
 		if err != nil {
@@ -118,7 +120,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	o.session.turn <- struct{}{}
 	o.closed, o.nowClosed = context.WithCancel(context.WithoutCancel(ctx))
 	cfg := of.Config()
-	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = 0, 0, ownIdle, ownIdleCheck
+	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = 0, 0, ownIdle, ownIdle/2
 	cfg.ConnConfig.OnNotification = nil // the application's would get ours
 	cfg.MaxConns = 1
 	wholeMessages(cfg.ConnConfig)
@@ -155,7 +157,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 // watch looks after the connections for as long as there are any.
 func (o *ownConns) watch(ctx context.Context) {
 	defer o.nowClosed()
-	for sleep(ctx, silentCheck, nil) {
+	for sleep(ctx, silentAfter/4, nil) {
 		if o.poolIsClosed(ctx) {
 			o.nowClosed()
 		}
@@ -174,7 +176,7 @@ func (o *ownConns) poolIsClosed(ctx context.Context) bool {
 		return false
 	}
 	o.askedPool = time.Now()
-	ctx, cancel := context.WithTimeout(ctx, openWithin)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	conn, err := o.of.Acquire(ctx)
 	if err == nil {
@@ -216,7 +218,7 @@ func makeRoom(cfg *pgxpool.Config) {
 		if also != nil {
 			also(conn)
 		}
-		if conn.IsClosed() && !within(conn.PgConn().CleanupDone(), closeWithin) {
+		if conn.IsClosed() && !within(conn.PgConn().CleanupDone(), briefWait) {
 			_ = conn.PgConn().Conn().Close() // the server is still asked to cancel the statement
 		}
 	}
@@ -247,7 +249,7 @@ func (o *ownConns) disconnect(returned bool) {
 	if returned {
 		<-closed
 	} else {
-		within(closed, rollbackTimeout)
+		within(closed, endWithin)
 	}
 }
 
@@ -288,7 +290,7 @@ func (o *ownConns) leave(l *listener) {
 		<-stopped
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
 	_, _ = o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "unlisten "+l.channel)
@@ -376,7 +378,7 @@ select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_con
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end`
 
 func (o *ownConns) listenOnce(ctx context.Context) error {
-	opening, cancel := context.WithTimeout(ctx, openWithin) // it has the spare connection meanwhile
+	opening, cancel := context.WithTimeout(ctx, answerWithin) // it has the spare connection meanwhile
 	defer cancel()
 	var citus bool
 	if err := query(opening, o.spare, askCitus, nil, row(&citus)); err != nil {
@@ -395,38 +397,12 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
-	hello := fmt.Sprintf("onceq_%d", rand.Int64())
-	if _, err := conn.Exec(opening, "listen "+hello); err != nil {
-		return err
-	}
-	var prepares bool // transactions can be prepared: see Enqueue
-	const greet = "select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '')"
-	if err := query(opening, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
-		return err
-	}
-	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
-	defer cancel()
-	for heard := ""; heard != hello && err == nil; { // a pooler's connection gets those of others, which have listened there before
-		var n *pgconn.Notification
-		if n, err = conn.WaitForNotification(confirm); err == nil {
-			heard = n.Channel
-		}
-	}
+	prepares, err := o.hears(ctx, opening, conn)
 	if err != nil {
-		if ctx.Err() == nil && pgconn.Timeout(err) {
-			// This is probably a pooler. It should not keep a server session that listens for nobody.
-			unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
-			defer cancel()
-			_, _ = o.spare.Exec(unlisten, "unlisten "+hello)
-			return fmt.Errorf("%w within %s", errUnheard, confirmWithin)
-		}
 		return err
 	}
 	// Now it is known that this is a session, and that nobody gets it afterwards.
 	if err := query(opening, conn, sessionPlans, nil, noRows); err != nil {
-		return err
-	}
-	if _, err := conn.Exec(opening, "unlisten "+hello); err != nil {
 		return err
 	}
 	o.session.open(conn)
@@ -448,6 +424,38 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// hears returns an error if a notification of its own does not come back over the connection. prepares says that
+// transactions can be prepared: see Enqueue.
+func (o *ownConns) hears(ctx, opening context.Context, conn *pgx.Conn) (prepares bool, err error) {
+	hello := fmt.Sprintf("onceq_%d", rand.Int64())
+	if _, err := conn.Exec(opening, "listen "+hello); err != nil {
+		return false, err
+	}
+	const greet = "select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '')"
+	if err := query(opening, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
+		return false, err
+	}
+	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
+	defer cancel()
+	for heard := ""; heard != hello && err == nil; { // a pooler's connection gets those of others, which have listened there before
+		var n *pgconn.Notification
+		if n, err = conn.WaitForNotification(confirm); err == nil {
+			heard = n.Channel
+		}
+	}
+	if err != nil && ctx.Err() == nil && pgconn.Timeout(err) {
+		// This is probably a pooler. It should not keep a server session that listens for nobody.
+		unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
+		defer cancel()
+		_, _ = o.spare.Exec(unlisten, "unlisten "+hello)
+		return false, fmt.Errorf("%w within %s", errUnheard, confirmWithin)
+	}
+	if err == nil {
+		_, err = conn.Exec(opening, "unlisten "+hello)
+	}
+	return prepares, err
 }
 
 // session is a connection that listens. Everybody may use it between notifications, one after the other.
@@ -598,7 +606,7 @@ func (e forEffects) acquire(ctx context.Context) *pgxpool.Conn {
 	if s := e.pool.Stat(); 2*s.AcquiredConns() >= s.MaxConns() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, effectPatience)
+	ctx, cancel := context.WithTimeout(ctx, briefWait)
 	defer cancel()
 	conn, err := e.pool.Acquire(ctx)
 	if err != nil {
@@ -608,7 +616,7 @@ func (e forEffects) acquire(ctx context.Context) *pgxpool.Conn {
 }
 
 // quick is where statements go that do not wait for the lock of a row: through the session if there is one, otherwise
-// through the spare connection. Queue.send does that.
+// through the spare connection. store.send does that.
 type quick struct {
 	own      *ownConns
 	patience time.Duration // for the session
@@ -624,7 +632,7 @@ func (k quick) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 
 // quickly sends a statement the hot way: through the session, where it needs no settings, or with them. A statement that
 // waits for its turn does so beside the session, or gets errNoTurn.
-func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string, args []any, read func(pgx.Rows) error) error {
+func (q *store) quickly(ctx context.Context, db quick, by way, statement string, args []any, read func(pgx.Rows) error) error {
 	if by.turn != nil && by.turn.others {
 		if !db.own.hasTurns(true) {
 			return errNoTurn

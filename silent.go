@@ -23,10 +23,7 @@ import (
 //
 // Where the new connection fails too, nothing is known, and the limit of each statement counts. So it does
 // behind a pooler, whose clients do not know their server's session.
-const (
-	silentAfter = 2 * time.Second
-	silentCheck = silentAfter / 4
-)
+const silentAfter = 2 * time.Second
 
 var errSilent = errors.New("there was no answer over a connection although the server waits for this process, or knows nothing of the connection any more:" +
 	" the network between them has lost it without a word. It was closed, and so were the others that were not in use")
@@ -168,7 +165,7 @@ func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found b
 		w.probed.Store(time.Now().UnixNano())
 	}
 	busy, err := o.busy(ctx, all)
-	if err != nil || !sleep(ctx, silentCheck, nil) { // an answer may be on its way
+	if err != nil || !sleep(ctx, silentAfter/4, nil) { // an answer may be on its way
 		return false
 	}
 	for w, asked := range all {
@@ -182,7 +179,7 @@ func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found b
 		o.spare.Reset()
 		o.outcomes.Reset()
 		o.of.Reset() // handlers' transactions would wait for the application's connections
-		ctx, cancel := context.WithTimeout(ctx, claimPatience)
+		ctx, cancel := context.WithTimeout(ctx, briefWait)
 		defer cancel()
 		_, _ = o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error { return conn.Ping(ctx) }) // pgx closes one that does not answer
 	}
@@ -195,7 +192,7 @@ select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where
 
 // busy asks the server, over a new connection, for which of the connections it works.
 func (o *ownConns) busy(ctx context.Context, all map[*wire]int64) (busy map[int32]bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, openWithin)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	once, err := pgxpool.NewWithConfig(ctx, o.probe.Copy()) // a pool, so that the application's hooks prepare the connection
 	if err != nil {

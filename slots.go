@@ -309,7 +309,7 @@ func (p *poolWatch) look() {
 	oldest, count := make(map[string]time.Duration), make(map[string]int)
 	p.tasks.mu.Lock()
 	for _, t := range p.tasks.all {
-		if t.ctx != nil && !t.since.IsZero() && t.h.lease == nil {
+		if t.ctx != nil && !t.since.IsZero() && t.h.inTx {
 			count[t.lease.Kind]++
 			oldest[t.lease.Kind] = max(oldest[t.lease.Kind], now.Sub(t.since))
 		}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -214,8 +216,18 @@ func inside(ctx context.Context, db DB) (open bool, err error) {
 	return open, nil
 }
 
+// store is where the tables of a Queue are, and what is known of their server.
+type store struct {
+	pool   *pgxpool.Pool
+	schema string // as the user wrote it
+	names  *strings.Replacer
+
+	statements sync.Map     // statement as written in this package → statement with the schema's name
+	citus      atomic.Int32 // whether the server has Citus: see citus.go
+}
+
 // send sends a statement of this package to db, in one of the ways above, and calls read with its rows.
-func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
+func (q *store) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
 	if k, ok := db.(quick); ok {
 		return q.quickly(ctx, k, by, statement, args, read)
 	}
@@ -280,8 +292,8 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 	return by.told(q, err)
 }
 
-// told is Queue.told, and says of a time limit that is not the way's own what to do.
-func (w way) told(q *Queue, err error) error {
+// told is store.told, and says of a time limit that is not the way's own what to do.
+func (w way) told(q *store, err error) error {
 	var limit *limitError
 	if err = q.told(err); w.patience == 0 && overLimit(err) && !errors.As(err, &limit) {
 		return &limitError{err}
@@ -296,14 +308,14 @@ func overLimit(err error) bool {
 }
 
 // queryRow sends a statement as it is and scans its one row. No row is pgx.ErrNoRows.
-func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+func (q *store) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
 	return q.send(ctx, db, asIs, statement, args, row(dest...))
 }
 
 // sendBare sends a statement as it is, which is a transaction by itself on a pool. If that fails there because
 // a database, a role or the pool makes all transactions read-only, or gives them another isolation level, it is
 // sent again with its own settings. To send them always would cost a round trip's worth of work for every job.
-func (q *Queue) sendBare(ctx context.Context, db DB, statement string, args []any, take func(pgx.Rows) error) error {
+func (q *store) sendBare(ctx context.Context, db DB, statement string, args []any, take func(pgx.Rows) error) error {
 	err := q.send(ctx, db, asIs, statement, args, take)
 	state := sqlstate.Of(err)
 	if (state == "25006" || state == "40001") && own(db) != nil && ctx.Err() == nil {
@@ -313,7 +325,7 @@ func (q *Queue) sendBare(ctx context.Context, db DB, statement string, args []an
 }
 
 // guarded sends a statement the hot way and scans its one row.
-func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+func (q *store) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
 	return q.send(ctx, db, hot, statement, args, row(dest...))
 }
 
@@ -357,7 +369,7 @@ func rollBack(ctx context.Context, db DB) {
 	if _, ok := db.(*pgxpool.Pool); ok {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
 	_, _ = db.Exec(ctx, "rollback")
 }
@@ -408,7 +420,7 @@ func each(scan func(pgx.Rows) error) func(pgx.Rows) error {
 func noRows(pgx.Rows) error { return nil }
 
 // sql returns a statement of this package, in which the schema is written as onceq, with the real schema's name.
-func (q *Queue) sql(statement string) string {
+func (q *store) sql(statement string) string {
 	if q.schema == "onceq" {
 		return statement
 	}
@@ -422,7 +434,7 @@ func (q *Queue) sql(statement string) string {
 
 // told turns an error of Postgres into a *SchemaError if the tables are missing, and into an ErrIDTaken if another job with
 // the same id is in the way. Of a transaction that has failed before it says what to do.
-func (q *Queue) told(err error) error {
+func (q *store) told(err error) error {
 	var schema *SchemaError
 	var aborted *abortedError
 	if sqlstate.Of(err) == "25P02" && !errors.As(err, &aborted) {

@@ -117,7 +117,7 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 	if n == nil || rows.RawValues()[len(before)] == nil {
 		return rows.Scan(append(before, make([]any, len(rows.FieldDescriptions())-len(before))...)...)
 	}
-	l := &Lease{q: n.x.q, db: n.x.db, Queue: n.queue, holder: n.holder, began: n.began, term: n.x.lease}
+	l := &Lease{Queue: n.queue, hold: hold{q: n.x.q, db: n.x.db, holder: n.holder, term: n.x.lease}, handling: handling{began: n.began}}
 	var place int64
 	var cut bool
 	if err := l.read(rows, time.Time{}, &place, &cut, before...); err != nil {
@@ -157,7 +157,7 @@ func (n *successor) end(ok bool) (leased bool) {
 		n.x.accept(n.s, []*Lease{n.lease}, n.began)
 		if n.x.stopping.Load() { // Run may have taken what waits before that
 			for _, u := range n.s.takeAll() {
-				n.x.giveBack(u.tasks())
+				n.x.giveBack(u.tasks)
 			}
 		}
 	}

@@ -35,24 +35,13 @@ func (t *task) quarantined() bool { return t.lease.Lost > 0 }
 
 // unit is what one handler call gets: one task, or the tasks of a batch.
 type unit struct {
-	one   *task
-	many  []*task
+	tasks []*task
 	since time.Time // when it began to wait for a slot
-}
-
-func (u unit) tasks() []*task {
-	if u.one != nil {
-		return []*task{u.one}
-	}
-	return u.many
 }
 
 // tooLate reports whether the slot of one of the tasks is too long ago for it to start.
 func (u unit) tooLate() bool {
-	if u.one != nil {
-		return u.one.lease.tooLate()
-	}
-	return slices.ContainsFunc(u.many, func(t *task) bool { return t.lease.tooLate() })
+	return slices.ContainsFunc(u.tasks, func(t *task) bool { return t.lease.tooLate() })
 }
 
 // taskSet holds all tasks of one Run, each from its claim until its outcome is written or its lease is lost. The executor

@@ -367,7 +367,7 @@ func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
 	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}}
 	now := time.Now()
 	at := func(id int64, claimed, extended time.Duration) *task {
-		return &task{lease: &Lease{q: q, ID: id, began: now.Add(-claimed)}, extended: now.Add(-extended)}
+		return &task{lease: &Lease{ID: id, hold: hold{q: q}, handling: handling{began: now.Add(-claimed)}}, extended: now.Add(-extended)}
 	}
 	h := new(Handler)
 	for name, test := range map[string]struct {
@@ -393,11 +393,11 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
 	tasks := &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}
-	h := &Handler{maxLost: DefaultMaxLost, lease: func(context.Context, *Lease) error { t.Error("a handler runs"); return nil }}
+	h := &Handler{maxLost: DefaultMaxLost, size: 1, run: func(context.Context, pgx.Tx, []*Lease) error { t.Error("a handler runs"); return nil }}
 	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: tasks, handlers: map[string]*Handler{"k": h},
 		outbox: newOutbox(q, 1, nil, time.Minute, t.Context(), tasks, nil)}
 	x.stopping.Store(true)
-	x.accept(&slots{count: 1, width: 1, signal: func() {}}, []*Lease{{q: q, ID: 1, Kind: "k"}}, time.Now())
+	x.accept(&slots{count: 1, width: 1, signal: func() {}}, []*Lease{{ID: 1, Kind: "k", hold: hold{q: q}}}, time.Now())
 	x.handling.Wait()
 	x.outbox.close()
 	given := x.outbox.take()
@@ -679,7 +679,7 @@ var built = map[string]string{
 	"ofGroup":                 statementOf(&Filter{Limit: 1, Group: 1, Queue: "q"}),
 	"ids":                     "select id from (…) page", // built by Filter.statement
 	"bound":                   boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),
-	"listenOnce":              "listen …",
+	"hears":                   "listen …",
 	"Count":                   "select count(*) from (…) page", // built by Filter.statement
 	"listenForAll":            "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
@@ -1025,7 +1025,8 @@ func benchLeases(q *Queue, n int) []*Lease {
 	leases := make([]*Lease, n)
 	for i := range leases {
 		id := int64(i + 1)
-		leases[i] = &Lease{q: q, ID: id, Token: id<<tokenBits | 1, Kind: "bench", Queue: DefaultQueue, Payload: payload, Attempt: 1, MaxAttempts: 25, claims: 1, holder: 7}
+		leases[i] = &Lease{ID: id, Token: id<<tokenBits | 1, Kind: "bench", Queue: DefaultQueue, Payload: payload, Attempt: 1, MaxAttempts: 25,
+			hold: hold{q: q, claims: 1, holder: 7}}
 	}
 	return leases
 }
@@ -1202,7 +1203,7 @@ func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	f.quarantine.saw([]lostJob{{1, 1}, {2, 2}})
 	f.busy = true
 	for id, lost := range map[int64]int{8: 1, 9: 2} {
-		c.suspended(&Lease{ID: id, Queue: f.queue, Lost: lost, slot: time.Now()})
+		c.suspended(&Lease{ID: id, Queue: f.queue, Lost: lost, hold: hold{slot: time.Now()}})
 		<-c.wake
 	}
 	c.hear(time.Now())
@@ -1268,7 +1269,7 @@ func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
 func TestFinish_SortsByID(t *testing.T) {
 	t.Parallel()
 	batch := []outcome{{lease: &Lease{ID: 2 + 1<<32}}, {lease: &Lease{ID: 3}}, {lease: &Lease{ID: 1 + 3<<31}}}
-	_, _, err := (&Queue{schema: "onceq"}).finish(t.Context(), nil, hot, batch)
+	_, _, err := (&Queue{store: store{schema: "onceq"}}).finish(t.Context(), nil, hot, batch)
 	require.ErrorIs(t, err, errNoDB)
 	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) }))
 }
@@ -1311,10 +1312,10 @@ func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
 	s := &slots{count: 100}
 	s.returned.Store(1000)
 	s.worked.Store(1000 * int64(time.Millisecond)) // so they could do 100,000 a second
-	p := pace{ahead: prefetchTime, rate: 4000, counted: 1000, countedAt: now}
+	p := pace{rate: 4000, counted: 1000, countedAt: now}
 	require.EqualValues(t, 100, p.prefetch(s, now, 0))
 	require.EqualValues(t, 500, p.prefetch(s, now, 100*time.Millisecond))
-	require.EqualValues(t, maxPrefetch, p.prefetch(s, now, time.Second))
+	require.EqualValues(t, chunkRows, p.prefetch(s, now, time.Second))
 	p.claimed([]*Lease{{Payload: make([]byte, 1<<20)}, {Bytes: make([]byte, 3<<20)}})
 	require.EqualValues(t, 8, p.prefetch(s, now, time.Second), "16 MiB of them")
 	p.claimed(nil)
@@ -1322,8 +1323,8 @@ func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
 	for range 30 {
 		p.claimed([]*Lease{{Payload: json.RawMessage(`1`)}})
 	}
-	require.EqualValues(t, maxPrefetch, p.prefetch(s, now, time.Second), "small ones again")
-	p.ahead = 0
+	require.EqualValues(t, chunkRows, p.prefetch(s, now, time.Second), "small ones again")
+	p.careful = true
 	require.Zero(t, p.prefetch(s, now, time.Second), "a job of which no lease may be lost is claimed when it can start")
 }
 
@@ -1335,7 +1336,7 @@ func TestWant_LastsUntilTheNextTurn(t *testing.T) {
 	s.worked.Store(1000 * int64(time.Millisecond))
 	c := &claimer{}
 	want := func(took time.Duration, others bool) int {
-		f := &feed{slots: s, pace: pace{ahead: prefetchTime, rate: 4000, counted: 1000, countedAt: time.Now().Add(time.Hour)}, turnTook: took}
+		f := &feed{slots: s, pace: pace{rate: 4000, counted: 1000, countedAt: time.Now().Add(time.Hour)}, turnTook: took}
 		if others {
 			f.othersUntil = time.Now().Add(time.Hour)
 		}

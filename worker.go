@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -86,14 +87,9 @@ type QueueConfig struct {
 const (
 	defaultConcurrency = 100
 	defaultShutdown    = 20 * time.Second
-	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
-	rollbackTimeout    = 5 * time.Second
-	maxPrefetch        = 2000     // jobs claimed beyond what runs
-	maxPrefetchBytes   = 16 << 20 // of their payloads, if these are as large as those of the claims before
 	prefetchTime       = 25 * time.Millisecond
 	prefetchLongest    = 250 * time.Millisecond // of the time until its next turn a claim takes jobs for so long
 	conflictTries      = 30                     // how often a handler runs whose transaction Postgres wants run again
-	conflictRest       = 5 * time.Second        // the longest rest between two of these, and no more than a quarter of the lease
 )
 
 var (
@@ -113,7 +109,6 @@ type Worker struct {
 	besides  bool // jobs that have lost one lease may start beside each other: each may lose some more
 	lease    time.Duration
 	poll     time.Duration // 0 for the default
-	ahead    time.Duration // how long a job that is claimed ahead may wait for a handler
 	shutdown time.Duration
 
 	pooledIn  map[string]bool // queues with transactional kinds
@@ -122,6 +117,14 @@ type Worker struct {
 
 	running atomic.Bool         // Run or Drain is running; a second one is refused
 	now     atomic.Pointer[run] // what Run or Drain does, for Ready and Alive
+}
+
+// shared is what the workers of a process have in common, and Claim with them.
+type shared struct {
+	quarantine *quarantineTurn // of the process: the turn to start a job that has lost a lease
+	late       sync.Map        // token → lateHandler: handlers that do not return
+	far        distance        // of the database, for the slots of rates
+	held       heldLately      // jobs that may run again
 }
 
 // NewWorker checks the configuration and the handlers; there may be one handler for each kind. Jobs of other kinds are left
@@ -133,7 +136,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	pool := q.pool.Config()
 	w := &Worker{
 		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
-		lease: cmp.Or(cfg.Lease, DefaultLease), ahead: prefetchTime, poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, defaultShutdown),
+		lease: cmp.Or(cfg.Lease, DefaultLease), poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, defaultShutdown),
 		pipelines: lazytx.Pipelines(pool.ConnConfig),
 	}
 	if err := w.addHandlers(handlers); err != nil {
@@ -173,7 +176,7 @@ func (w *Worker) addHandlers(handlers []Handler) error {
 		}
 		w.handlers[h.kind] = &h
 		w.kinds = append(w.kinds, h.kind)
-		w.pooledIn[h.queue] = w.pooledIn[h.queue] || h.tx != nil || h.batch != nil
+		w.pooledIn[h.queue] = w.pooledIn[h.queue] || h.inTx
 		w.queues[h.queue] = QueueConfig{}
 	}
 	slices.Sort(w.kinds)
@@ -199,7 +202,7 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 		}
 		w.queues[name] = QueueConfig{}
 		for _, h := range w.handlers { // jobs of any of these kinds may come
-			w.pooledIn[name] = w.pooledIn[name] || h.tx != nil || h.batch != nil
+			w.pooledIn[name] = w.pooledIn[name] || h.inTx
 		}
 	}
 	if len(w.queues) == 0 {
@@ -316,7 +319,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 func outlast(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	stop := context.AfterFunc(ctx, func() {
-		within(unbroken.Done(), abandonAfter)
+		within(unbroken.Done(), endWithin)
 		cancel()
 	})
 	return unbroken, func() { stop(); cancel() }

@@ -2270,13 +2270,13 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
 -- rescan.go: rescanTurn
 select q from onceq.rescan_turn($1::text[], $2::bigint, $3::text[]) r cross join pg_catalog.unnest(r) q;
 
--- session.go: listenForAll
-listen …;
-
--- session.go: listenOnce.greet
+-- session.go: hears.greet
 select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '');
 
--- session.go: listenOnce
+-- session.go: hears
+listen …;
+
+-- session.go: listenForAll
 listen …;
 
 -- session.go: quickly
