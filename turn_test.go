@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -153,8 +154,9 @@ func TestTurn_OfOneBacklogDoesNotStopAnother(t *testing.T) {
 			close(done)
 		}
 	})
-	_, err := db.Pool.Exec(t.Context(), `
+	_, err := conformance.Owner(t, db).Exec(t.Context(), `
 create sequence public.claims;
+grant all on public.claims to public;
 create function public.count_claims() returns trigger language plpgsql as $$
 begin
   if exists (select from n where queue = 'other') then perform nextval('public.claims'); end if;

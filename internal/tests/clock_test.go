@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -27,6 +26,7 @@ func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 		`create schema clock`,
 		`create table clock.shift (by interval)`,
 		`insert into clock.shift values ('0')`,
+		`grant usage on schema clock to public; grant all on clock.shift to public`,
 		`create function clock.statement_timestamp() returns timestamptz stable language sql as
 		 'select pg_catalog.statement_timestamp() + (select by from clock.shift)'`,
 		`do $$
@@ -37,8 +37,7 @@ func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 		  end loop;
 		end $$`,
 	} {
-		_, err := conformance.Owner(t, db).Exec(t.Context(), sql)
-		require.NoError(t, err)
+		sqlRun(t, asOwner(t, db), sql)
 	}
 	db.Pool.Reset()
 	return db, func(d time.Duration) {
@@ -58,8 +57,7 @@ func trapStoppedClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 		`create or replace function clock.statement_timestamp() returns timestamptz stable language sql as
 		 'select start + by from clock.shift'`,
 	} {
-		_, err := db.Pool.Exec(t.Context(), sql)
-		require.NoError(t, err)
+		sqlRun(t, asOwner(t, db), sql)
 	}
 	db.Pool.Reset()
 	return db, set

@@ -15,6 +15,14 @@ import (
 
 var owner = conformance.Owner
 
+// asOwner is db with the owner's pool. It finds the queue's tables and its sequence without their schema.
+func asOwner(t testing.TB, db *queuetest.DB) *queuetest.DB {
+	t.Helper()
+	as := *db
+	as.Pool = owner(t, db)
+	return &as
+}
+
 // The promises about a caller's handle hold in every handle of pgx.
 func TestConformance(t *testing.T) {
 	t.Parallel()

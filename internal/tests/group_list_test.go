@@ -143,7 +143,7 @@ func TestGroups_AreInOrder(t *testing.T) {
 	ids := make([]int64, 6)
 	first := add(t, db, part.Job(1))
 	for i, at := range []int64{8, 9, 98, 99, 998, 999} {
-		sqlRun(t, db, `select setval('onceq.ids', $1)`, at)
+		sqlRun(t, asOwner(t, db), `select setval('ids', $1)`, at)
 		then := whole.Job("x")
 		then.After = []onceq.JobRef{{ID: first}}
 		ids[i] = add(t, db, then)

@@ -549,17 +549,17 @@ func TestTrap_LeasesOutlastALongTransactionThatIsRolledBack(t *testing.T) {
 func TestOutcomes_ARoleThatMayNotLogInForAWhile(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
+	may := asOwner(t, db)
 	role := pgx.Identifier{"role_" + db.Pool.Config().ConnConfig.Database}.Sanitize()
 	password := rand.Text()
-	sqlRun(t, db, `create role `+role+` login superuser password '`+password+`' valid until '`+time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+`'`)
+	sqlRun(t, may, `create role `+role+` login superuser password '`+password+`' valid until '`+time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+`'`)
 	cfg := db.Pool.Config()
 	cfg.ConnConfig.User, cfg.ConnConfig.Password = "role_"+cfg.ConnConfig.Database, password
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		pool.Close()
-		_, err := db.Pool.Exec(context.Background(), `drop role `+role)
-		require.NoError(t, err)
+		sqlRun(t, may, `drop role `+role)
 	})
 	behind := *db
 	behind.Pool = pool
@@ -574,12 +574,12 @@ func TestOutcomes_ARoleThatMayNotLogInForAWhile(t *testing.T) {
 	}))
 	add(t, db, onceq.Job{})
 	receive(t, running)
-	sqlRun(t, db, `alter role `+role+` nologin`)
-	sqlRun(t, db, `select pg_terminate_backend(pid) from pg_stat_activity where usename = $1`, cfg.ConnConfig.User)
+	sqlRun(t, may, `alter role `+role+` nologin`)
+	sqlRun(t, may, `select pg_terminate_backend(pid) from pg_stat_activity where usename = $1`, cfg.ConnConfig.User)
 	close(end)
 	refused := regexp.MustCompile(`onceq: finish: .*\(SQLSTATE 28000\)`)
 	eventually(t, "an outcome that could not be stored", func() bool { return refused.MatchString(w.logged()) })
-	sqlRun(t, db, `alter role `+role+` login`)
+	sqlRun(t, may, `alter role `+role+` login`)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
 	require.EqualValues(t, 1, runs.Load())

@@ -92,11 +92,11 @@ func TestReady(t *testing.T) {
 	unready := func() bool { return worker.Ready() != nil }
 	require.Eventually(t, ready, patience, time.Millisecond)
 
-	sqlRun(t, db, `alter table onceq.jobs rename to away`)
+	sqlRun(t, asOwner(t, db), `alter table jobs rename to away`)
 	require.Eventually(t, unready, patience, time.Millisecond)
 	require.ErrorContains(t, worker.Ready(), "tables")
 	require.NoError(t, worker.Alive(), "a restart would not help")
-	sqlRun(t, db, `alter table onceq.away rename to jobs`)
+	sqlRun(t, asOwner(t, db), `alter table away rename to jobs`)
 	require.Eventually(t, ready, patience, time.Millisecond)
 
 	must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, work.Job(1)))

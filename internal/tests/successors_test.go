@@ -443,13 +443,13 @@ func TestSuccessor_ShutdownBehindABatch(t *testing.T) {
 	inLane(t, db, charges, 1, 20_000, 10_000)
 	started, end := make(chan struct{}), make(chan struct{})
 	gate := begin(t, db)
-	sqlRun(t, db, `
+	sqlRun(t, asOwner(t, db), `
 create function public.gate() returns trigger language plpgsql as $$
 begin
   if old.lane is not null then perform pg_advisory_xact_lock_shared(17); end if;
   return null;
 end $$`)
-	sqlRun(t, db, fmt.Sprintf(`create trigger gate after delete on %s.jobs for each row execute function public.gate()`, db.Schema))
+	sqlRun(t, asOwner(t, db), fmt.Sprintf(`create trigger gate after delete on %s.jobs for each row execute function public.gate()`, db.Schema))
 	w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute, ShutdownTimeout: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}},
 		charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }),
 		batch.HandleBatch(10, func(context.Context, pgx.Tx, []onceq.Item[int]) error {
@@ -508,7 +508,7 @@ func TestFirst_IsLeasedByThePromoter(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
 			watchLeases(t, db)
-			sqlRun(t, db, `alter table public.came add durable text default current_setting('synchronous_commit')`)
+			sqlRun(t, asOwner(t, db), `alter table public.came add durable text default current_setting('synchronous_commit')`)
 			var r ran
 			charges := charges
 			if how == "a kind that names no lane" { // its jobs do
@@ -598,7 +598,7 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
 			watchLeases(t, db)
-			sqlRun(t, db, `alter table public.came add durable text default current_setting('synchronous_commit')`)
+			sqlRun(t, asOwner(t, db), `alter table public.came add durable text default current_setting('synchronous_commit')`)
 			if c.pause != "" {
 				require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, c.pause, ""))
 			}

@@ -27,8 +27,7 @@ func TestTwins_OfAJobThatWaitsForItsLane(t *testing.T) {
 			require.Equal(t, first, laneClaimOne(t, q, first).ID)
 			_, err := db.Pool.Exec(ctx, `update onceq.jobs set leased_until = null, holder = null`)
 			require.NoError(t, err)
-			_, err = db.Pool.Exec(ctx, `select setval('onceq.ids', $1, false)`, waits)
-			require.NoError(t, err)
+			sqlRun(t, asOwner(t, db), `select setval('ids', $1, false)`, waits)
 			require.Equal(t, waits, add(t, db, onceq.Job{Kind: "plain", Delay: time.Hour}))
 			other := add(t, db, in("b"))
 
@@ -65,16 +64,14 @@ func TestTwins_OfAJobThatFails(t *testing.T) {
 			leases[l.ID] = l
 		}
 	}
-	_, err := db.Pool.Exec(ctx, `select setval('onceq.ids', $1, false)`, fails)
-	require.NoError(t, err)
+	sqlRun(t, asOwner(t, db), `select setval('ids', $1, false)`, fails)
 	require.Equal(t, fails, add(t, db, onceq.Job{Kind: "k", Lane: "b"}))
 	require.NoError(t, leases[fails].Fail(ctx, onceq.RetryAfter(time.Hour, context.DeadlineExceeded)))
 	require.NoError(t, leases[first].Complete(ctx, nil))
 	require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.jobs where attempts = 1`))
 	require.Empty(t, laneClaim(t, q, 10))
 
-	_, err = db.Pool.Exec(ctx, `update onceq.jobs set run_at = now()`)
-	require.NoError(t, err)
+	sqlRun(t, db, `update onceq.jobs set run_at = now()`)
 	for _, limit := range []string{"provider", ""} { // one after the other
 		var got []*onceq.Lease
 		eventually(t, "the next one", func() bool {
@@ -95,7 +92,7 @@ func waitingTwin(t *testing.T, db *queuetest.DB) (runs *onceq.Lease, id int64) {
 	first := add(t, db, onceq.Job{Kind: "waits", Lane: "a"})
 	id = add(t, db, onceq.Job{Kind: "waits", Lane: "a"})
 	laneClaimOne(t, db.Queue, first)
-	sqlRun(t, db, `select setval('onceq.ids', $1, false)`, id)
+	sqlRun(t, asOwner(t, db), `select setval('ids', $1, false)`, id)
 	require.Equal(t, id, add(t, db, onceq.Job{Kind: "runs"}))
 	return laneClaimOne(t, db.Queue, id), id
 }
@@ -143,11 +140,9 @@ func TestTwins_OfAJobThatWaitsForOthers(t *testing.T) {
 		require.NoError(t, err)
 		then[i] = g.Then.ID
 	}
-	_, err := db.Pool.Exec(ctx, `select setval('onceq.ids', $1, false)`, then[0])
-	require.NoError(t, err)
+	sqlRun(t, asOwner(t, db), `select setval('ids', $1, false)`, then[0])
 	require.Equal(t, then[0], add(t, db, onceq.Job{Kind: "plain", Delay: time.Hour, Payload: 1}))
-	_, err = db.Pool.Exec(ctx, `select setval('onceq.ids', 100)`)
-	require.NoError(t, err)
+	sqlRun(t, asOwner(t, db), `select setval('ids', 100)`)
 	ran := make(chan int64, 10)
 	note := func(_ context.Context, l *onceq.Lease, n int) error {
 		if n == 2 || l.Kind == "plain" {
@@ -158,7 +153,7 @@ func TestTwins_OfAJobThatWaitsForOthers(t *testing.T) {
 	start(t, db, onceq.WorkerConfig{}, kind.Handle(note), plain.Handle(note))
 	require.Equal(t, then[1], receive(t, ran))
 	until(t, db, `(select count(*) from onceq.jobs) = 1 and (select count(*) from onceq.job_waits) = 1`)
-	_, err = q.Retry(ctx, db.Pool, then[0])
+	_, err := q.Retry(ctx, db.Pool, then[0])
 	require.NoError(t, err)
 	require.Equal(t, then[0], receive(t, ran))
 	require.Equal(t, then[0], receive(t, ran))

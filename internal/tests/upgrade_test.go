@@ -45,7 +45,7 @@ func TestUpgrade_CheckSaysWhichSideToMove(t *testing.T) {
 		{onceq.SchemaVersion + 3, onceq.SchemaVersion + 1, "deploy a newer onceq"},
 		{onceq.MinSchemaVersion - 2, 1, "migrate the tables"},
 	} {
-		sqlRun(t, db, fmt.Sprintf(`update onceq.meta set version = %d, oldest_code = %d`, c.version, c.oldest))
+		sqlRun(t, asOwner(t, db), fmt.Sprintf(`update meta set version = %d, oldest_code = %d`, c.version, c.oldest))
 		err := db.Queue.Check(t.Context())
 		drained := w.Drain(t.Context(), 0)
 		if c.say == "" {
@@ -59,7 +59,7 @@ func TestUpgrade_CheckSaysWhichSideToMove(t *testing.T) {
 		require.Equal(t, onceq.SchemaError{Schema: db.Schema, Found: c.version, Want: onceq.SchemaVersion, Oldest: c.oldest}, *schema)
 		require.ErrorAs(t, drained, &schema)
 	}
-	sqlRun(t, db, fmt.Sprintf(`update onceq.meta set version = %d, oldest_code = 1`, onceq.SchemaVersion))
+	sqlRun(t, asOwner(t, db), fmt.Sprintf(`update meta set version = %d, oldest_code = 1`, onceq.SchemaVersion))
 }
 
 // This code is the older one when the next migration runs: a part of this suite runs on tables with one more migration, which adds
