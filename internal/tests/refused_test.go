@@ -142,7 +142,8 @@ func TestWorker_ListensOnAServerThatEndsIdleSessions(t *testing.T) {
 		require.NoError(t, receive(t, ended))
 	}()
 	until(t, db, `exists (select from onceq.waiters)`) // it listens
-	until(t, asOwner(t, db), `exists (select from pg_stat_activity where datname = current_database() and application_name = 'listens' and state = 'idle'
+	until(t, asOwner(t, db), `exists (select from pg_stat_activity
+                       where datname = current_database() and application_name = 'listens' and state = 'idle'
                        and clock_timestamp() - state_change > interval '1500 ms')`)
 }
 
@@ -159,8 +160,14 @@ func TestLane_ANextJobThatPostgresRefuses(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
-			sqlRun(t, asOwner(t, db), `create function public.refuse() returns trigger language plpgsql as $$ begin raise exception 'no % today', new.kind; end $$`)
-			sqlRun(t, asOwner(t, db), fmt.Sprintf(`create trigger refuse before insert on %s.jobs for each row when (new.kind = 'b') execute function public.refuse()`, db.Schema))
+			sqlRun(t, asOwner(t, db), `
+create function public.refuse() returns trigger language plpgsql as $$
+begin
+  raise exception 'no % today', new.kind;
+end $$`)
+			sqlRun(t, asOwner(t, db), `
+create trigger refuse before insert on jobs
+  for each row when (new.kind = 'b') execute function public.refuse()`)
 			require.Contains(t, findings(t, db, "trigger")[0].Detail, `"refuse"`)
 			a := onceq.Kind[charge]{Name: "a", LaneFamily: "f", Lane: charges.Lane, Keep: time.Hour, Backoff: func(int, error) time.Duration { return time.Second }}
 			if c.limited {

@@ -449,7 +449,7 @@ begin
   if old.lane is not null then perform pg_advisory_xact_lock_shared(17); end if;
   return null;
 end $$`)
-	sqlRun(t, asOwner(t, db), fmt.Sprintf(`create trigger gate after delete on %s.jobs for each row execute function public.gate()`, db.Schema))
+	sqlRun(t, asOwner(t, db), `create trigger gate after delete on jobs for each row execute function public.gate()`)
 	w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute, ShutdownTimeout: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}},
 		charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }),
 		batch.HandleBatch(10, func(context.Context, pgx.Tx, []onceq.Item[int]) error {
@@ -508,7 +508,8 @@ func TestFirst_IsLeasedByThePromoter(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
 			watchLeases(t, db)
-			sqlRun(t, asOwner(t, db), `alter table public.came add durable text default current_setting('synchronous_commit')`)
+			sqlRun(t, asOwner(t, db), `
+alter table public.came add durable text default current_setting('synchronous_commit')`)
 			var r ran
 			charges := charges
 			if how == "a kind that names no lane" { // its jobs do
@@ -598,7 +599,8 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
 			watchLeases(t, db)
-			sqlRun(t, asOwner(t, db), `alter table public.came add durable text default current_setting('synchronous_commit')`)
+			sqlRun(t, asOwner(t, db), `
+alter table public.came add durable text default current_setting('synchronous_commit')`)
 			if c.pause != "" {
 				require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, c.pause, ""))
 			}
