@@ -606,6 +606,17 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 	write("RemoveLaneLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
 		return q.RemoveLaneLimit(ctx, db, "k", "removed")
 	})
+	write("EnsureLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.EnsureLimit(ctx, db, "ensured", onceq.Limit{AtOnce: 2})
+		return err
+	})
+	write("Pause", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		return q.Pause(ctx, db, onceq.Pause{Limit: "p"})
+	})
+	write("Resume", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := q.Resume(ctx, db, onceq.Pause{Limit: "p"})
+		return err
+	})
 	write("PauseQueue", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { return q.PauseQueue(ctx, db, "p", "") })
 	write("ResumeQueue", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
 		_, err := q.ResumeQueue(ctx, db, "resumed")
@@ -760,6 +771,10 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 	})
 	read("Doubts", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
 		_, _, err := q.Doubts(ctx, db, onceq.Filter{})
+		return err
+	})
+	read("Wait", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
+		_, err := q.Wait(ctx, onceq.JobRef{Scope: "k", Key: "replaced"})
 		return err
 	})
 	read("Health", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { _, err := q.Health(ctx); return err })

@@ -42,6 +42,7 @@ var panics = map[string]string{
 	"Kind.Lane":        "functions of a kind",
 	"Kind.Limit":       "functions of a kind",
 	"Kind.Backoff":     "backoff",
+	"Kind.LogLevel":    "log level",
 	"Kind.Handle":      "handlers",
 	"Kind.HandleTx":    "handlers",
 	"Kind.HandleBatch": "handlers",
@@ -165,6 +166,7 @@ func TestPanics(t *testing.T) {
 		"before enqueue":      panicsInBeforeEnqueue,
 		"functions of a kind": panicsInKind,
 		"backoff":             panicsInBackoff,
+		"log level":           panicsInLogLevel,
 		"handlers":            panicsInHandlers,
 		"encodings":           panicsInEncodings,
 		"results":             panicsInResults,
@@ -318,6 +320,19 @@ func panicsInBackoff(t *testing.T) {
 	ran := db.RunOne(kind.Handle(func(context.Context, *onceq.Lease, int) error { return errors.New("again") }))
 	require.Equal(t, onceq.StateRetrying, ran.State)
 	require.Equal(t, 1, strings.Count(log.String(), `function="Kind.Backoff of k" times=1 panic=boom!`), log.String())
+}
+
+func panicsInLogLevel(t *testing.T) {
+	t.Parallel()
+	var log logBuffer
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: log.logger()}))
+	kind := onceq.Kind[int]{Name: "k", LogLevel: func(onceq.EventType) slog.Level { panic(boom{}) }}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+	require.NoError(t, err)
+	ran := db.RunOne(kind.Handle(func(context.Context, *onceq.Lease, int) error { return errors.New("again") }))
+	require.Equal(t, onceq.StateRetrying, ran.State)
+	require.Contains(t, log.String(), `function="Kind.LogLevel of k" times=1 panic=boom!`)
+	require.Contains(t, log.String(), `level=WARN msg="onceq: failed"`, "at the level of other kinds")
 }
 
 func panicsInHandlers(t *testing.T) {

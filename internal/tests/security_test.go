@@ -298,6 +298,10 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Queue.SetLaneLimit", func() error { return q.SetLaneLimit(ctx, db.Pool, evil, evil, 2) }},
 					{"Queue.RemoveLaneLimit", func() error { return q.RemoveLaneLimit(ctx, db.Pool, evil, evil) }},
 					{"Queue.SetLimit", func() error { return q.SetLimit(ctx, db.Pool, evil, onceq.Limit{AtOnce: 1}) }},
+					{"Queue.EnsureLimit", func() error {
+						_, err := q.EnsureLimit(ctx, db.Pool, evil, onceq.Limit{AtOnce: 1})
+						return err
+					}},
 					{"Queue.Limit", func() error { _, err := q.Limit(ctx, db.Pool, evil); return err }},
 					{"Queue.Limits", func() error { _, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{After: evil}); return err }},
 					{"Queue.RemoveLimit", func() error { return q.RemoveLimit(ctx, db.Pool, evil) }},
@@ -314,6 +318,18 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					}},
 					{"Queue.LaneLimit", func() error { _, err := q.LaneLimit(ctx, db.Pool, evil, evil); return err }},
 					{"Queue.PauseQueue", func() error { return q.PauseQueue(ctx, db.Pool, evil, evil) }},
+					{"Queue.Pause", func() error { return q.Pause(ctx, db.Pool, onceq.Pause{Limit: evil, Note: evil}) }},
+					{"Queue.Resume", func() error {
+						_, err := q.Resume(ctx, db.Pool, onceq.Pause{Limit: evil})
+						return err
+					}},
+					{"Queue.Wait", func() error {
+						_, err := q.Wait(ctx, onceq.JobRef{Scope: evil, Key: evil + " never"})
+						require.ErrorIs(t, err, onceq.ErrNotFound)
+						return nil
+					}},
+					{"Worker.Ready", func() error { return nil }}, // sends nothing
+					{"Worker.Alive", func() error { return nil }}, // sends nothing
 					{"Queue.PauseKind", func() error { return q.PauseKind(ctx, db.Pool, evil, evil) }},
 					{"Queue.Pauses", func() error { _, err := q.Pauses(ctx, db.Pool); return err }},
 					{"Queue.Explain", func() error { // while both are paused
