@@ -774,7 +774,7 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	read("Wait", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
-		_, err := q.Wait(ctx, onceq.JobRef{Scope: "k", Key: "replaced"})
+		_, err := q.Wait(ctx, onceq.JobRef{Scope: "k", Key: "never"})
 		return err
 	})
 	read("Health", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { _, err := q.Health(ctx); return err })

@@ -107,7 +107,7 @@ func TestHealth_ALimitThatIsFarTooLow(t *testing.T) {
 	all := findings(t, db, "slow_limit")
 	require.Len(t, all, 2)
 	require.Contains(t, all[0].Detail, `40 jobs wait for limit "bank", which is 1 at once: at today's rate, about 30 an hour, that takes 1h20m0s or more`)
-	require.Contains(t, all[1].Detail, `40 jobs wait for limit "sms", which is 10 in 1h0m0s: at today's rate, about 10 an hour, that takes 4h0m0s or more`)
+	require.Contains(t, all[1].Detail, `40 jobs wait for limit "sms", which is 10 in 1h0m0s, in bursts of 2: at today's rate, about 10 an hour, that takes 4h0m0s or more`)
 	require.False(t, all[0].Since.IsZero())
 	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "bank", onceq.Limit{AtOnce: 2}))
 	require.Len(t, findings(t, db, "slow_limit"), 1)

@@ -65,6 +65,7 @@ var panics = map[string]string{
 	"FenceLease.Uncertain": "errors",
 	"Fatal":                "(wraps an error that comes back from a handler: errors)",
 	"RetryAfter":           "(wraps an error that comes back from a handler: errors)",
+	"LimitFull":            "(wraps an error that comes back from a handler: errors)",
 	"NotApplied":           "(wraps an error that comes back from fn: effects)",
 	"IsFailure":            "(asks about an error in the caller's goroutine, and calls nothing else)",
 	"IsRetryable":          "(asks about an error in the caller's goroutine, and calls nothing else)",
