@@ -1517,7 +1517,9 @@ begin
          select id from {{.schema}}.jobs
           where id = u.id and run_at > now and (leased_until is null or leased_until <= now) and (right(lane, 2) = chr(31) || '@') is not true
             for update skip locked) j;
-  update {{.schema}}.jobs set run_at = now where id = any (lives);
+  if lives is not null then
+    update {{.schema}}.jobs set run_at = now where id = any (lives);
+  end if;
   return coalesce(cardinality(waits), 0) + coalesce(cardinality(lives), 0);
 end
 $hurry$;
@@ -1817,9 +1819,15 @@ begin
          select id, state from {{.schema}}.job_history where id = u.id and state + 0 in (6, 7, 8) for update skip locked) h on true
     left join lateral (
          select result from {{.schema}}.job_history where id = u.id and state + 0 = 5 offset 0) k on true;
-  update {{.schema}}.jobs        set lane_rule = coalesce(lane_rule, 0::smallint) | 4::smallint where id = any (lives);
-  update {{.schema}}.job_waits   set lane_rule = lane_rule | 4::smallint where id = any (waits);
-  update {{.schema}}.job_history set lane_rule = coalesce(lane_rule, 0::smallint) | 4::smallint where id = any (past);
+  if lives is not null then
+    update {{.schema}}.jobs set lane_rule = coalesce(lane_rule, 0::smallint) | 4::smallint where id = any (lives);
+  end if;
+  if waits is not null then
+    update {{.schema}}.job_waits set lane_rule = lane_rule | 4::smallint where id = any (waits);
+  end if;
+  if past is not null then
+    update {{.schema}}.job_history set lane_rule = coalesce(lane_rule, 0::smallint) | 4::smallint where id = any (past);
+  end if;
 end
 $mark_members$;
 
