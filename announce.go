@@ -8,18 +8,25 @@ import (
 )
 
 // announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
-// notification uses up the queue's part of it, until it is announced anew. Before that the feed is asked at short intervals for a while, unless
-// others watch too and jobs come seldom: the next job wakes one of these, and a claim would take it away from that one.
+// notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If others
+// wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
 type announcement struct {
 	wanted    bool             // producers do not know of a feed that is idle, or that one is busy
 	written   time.Time        // when the row was last written, or that was tried
 	took      [4]time.Duration // how long the latest four writes took
 	rest      time.Duration    // the least until it is written again
 	waits     bool             // the row says that the run waits for some queue
-	backed    bool             // others watched the same queues when the row was last written
+	backed    bool             // others waited for the same queues when the row was last written, and
+	many      bool             // so many that one more makes no difference
+	looks     time.Duration    // for how long it may get the jobs of a queue alone where its handlers are quick
+	quick     bool             // the handlers that returned before that took no longer than quickHandler on average
+	returned  int64            // how many they were, of all queues, and
+	worked    int64            // how long they took
 	notBefore time.Time        // the row is not written before this time, because that failed
+	notYet    time.Time        // the same, because so many others wait that it can come after the end of a single job that the run was woken for
 	era       int              // how often everything was forgotten
 	polls     bool             // enough others watch: the run has no row, and only polls
+	came      bool             // it polled and has found a job, so it watches whatever others do
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
 	// nothing, and looks at all queues at short intervals instead.
@@ -28,11 +35,18 @@ type announcement struct {
 	since  time.Time // since then
 }
 
+const (
+	livelyFrom = 25 // in livelyTime
+	livelyTime = 250 * time.Millisecond
+	livelyLook = 5 * time.Millisecond // between two looks, but these use up no more than a
+	livelyRest = 5                    // fifth of the time
+)
+
 // found counts feeds in which there is something, and decides whether the run is lively.
 func (c *claimer) found(n int, now time.Time) {
 	a := &c.announcement
 	a.count += n
-	if now.Sub(a.since) < briefly {
+	if now.Sub(a.since) < livelyTime {
 		return
 	}
 	was, enough := a.lively, livelyFrom
@@ -58,8 +72,11 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		c.lookSoon(f, now)
 		return
 	}
-	if a.wanted = true; now.Sub(a.written) < a.rest {
-		f.again = now.Add(shortly / 2)
+	if a.many && !a.wanted && f.more.IsZero() {
+		a.notYet = now.Add(quietBefore)
+	}
+	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
+		f.again = now.Add(quietBefore / 2)
 		c.activate(f)
 	}
 }
@@ -97,7 +114,7 @@ func (a *announcement) wait(now time.Time, deaf bool) time.Duration {
 	case a.polls: // it ceases to listen then
 		at = a.written.Add(confirmWithin)
 	}
-	return later(at, a.notBefore).Sub(now)
+	return later(later(at, a.notBefore), a.notYet).Sub(now)
 }
 
 // startAnnouncement announces all feeds that are not busy, if it is time for that.
@@ -109,7 +126,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	if a.polls && !a.wanted {
 		a.written = now
 		c.send(&c.keeps, func() func() {
-			_ = c.listener.hear(ctx, false) // or a while later
+			c.listener.hear(ctx, false)
 			return func() {}
 		})
 		return true
@@ -117,16 +134,26 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	a.wanted, a.written = false, now
 	var waiting []*feed
 	var heard []int
-	var full, busy []string
+	var full, busy, looking []string
+	var looks time.Duration
 	unpaused := 0
 	for _, f := range c.feeds {
 		if !f.paused {
 			unpaused++
 		}
+		if !f.more.IsZero() && !f.paused {
+			looks = max(looks, looksBriefly)
+			if now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor {
+				looks = looksLong
+			}
+		}
+		if now.Before(f.more) {
+			looking = append(looking, f.queue)
+		}
 		switch {
 		case f.cursor.full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < shortly && !a.backed:
+		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more):
 			busy = append(busy, f.queue)
 		default:
 			waiting, heard = append(waiting, f), append(heard, f.heard)
@@ -134,42 +161,86 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		}
 		if !f.announced.IsZero() {
 			if c.unannounced(f); f.idle() {
-				f.again = now.Add(shortly)
+				f.again = now.Add(quietBefore)
 				c.activate(f)
 			}
 		}
+		if f.idle() && !f.paused && now.Before(f.more) {
+			f.again = f.more // it is announced after that
+			c.activate(f)
+		}
 	}
-	if a.lively || len(full) > many { // so many cannot be named
+	if a.lively || len(full) > maxBusy { // so many cannot be named
 		waiting = nil
 	}
 	if len(waiting) == 0 && !a.waits {
 		c.setWaits()
 		return false
 	}
-	if busy = append(full, busy...); len(busy) > many {
-		busy = busy[:many]
+	if busy = append(full, busy...); len(busy) > maxBusy {
+		busy = busy[:maxBusy]
 	}
 	if len(waiting) == 0 {
 		busy = nil
 	}
-	era, may := a.era, c.listener.polls && len(waiting) == unpaused
+	if looks > 0 {
+		a.looks = looks
+	}
+	era, looks := a.era, c.looksFor()
+	may := c.listener.polls && !a.came && len(waiting) == unpaused
 	c.send(&c.keeps, func() func() {
-		backed, waited, polls, err := c.listener.announce(ctx, len(waiting) > 0, may, busy)
+		others, polls, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
 		return func() {
-			joins := a.polls && !polls
+			a.backed, a.many = err == nil && others > 0, err == nil && others >= manyOthers
 			if polls && !a.polls { // they look one after the other, also if all have begun together
-				c.looks.at = time.Now().Add(rand.N(4 * pollListening))
+				c.looks.at = time.Now().Add(rand.N(pollSeldom))
 			}
-			a.backed, a.polls = backed, polls
-			c.announced(waiting, heard, joins || !waited, era, err)
+			a.polls = polls
+			c.announced(waiting, heard, era, err)
 		}
 	})
 	return true
 }
 
-// announced takes that these feeds were announced. heard is what their counts were before that. follows says that until then there may have
-// been nobody to wake.
-func (c *claimer) announced(feeds []*feed, heard []int, follows bool, era int, err error) {
+// watch has a run announce itself that only polled until it found a job, which nobody was woken for.
+func (c *claimer) watch() {
+	if c.announcement.polls {
+		c.announcement.polls, c.announcement.came = false, true
+		c.forget()
+	}
+}
+
+// looksFor is for how long this run may get the jobs of a queue alone. Where few wait, that is for workers whose looks find soon
+// what a dead one was left, and which have no lanes: a claim does not see the calls of these.
+func (c *claimer) looksFor() time.Duration {
+	a := &c.announcement
+	switch quick := c.isQuick(); {
+	case !quick || !a.backed || c.listener.room < quickRoom:
+		return 0
+	case c.listener.polls && !c.promoter.expects():
+		return max(a.looks, looksBriefly)
+	case a.many:
+		return looksBriefly
+	}
+	return 0
+}
+
+// isQuick reports whether the handlers that returned since the last announcement, or else before it, were quick.
+func (c *claimer) isQuick() bool {
+	a := &c.announcement
+	var returned, worked int64
+	for _, f := range c.feeds {
+		returned, worked = returned+f.slots.returned.Load(), worked+f.slots.worked.Load()
+	}
+	if n := returned - a.returned; n > 0 {
+		a.quick = time.Duration((worked-a.worked)/n) <= quickHandler
+		a.returned, a.worked = returned, worked
+	}
+	return a.quick
+}
+
+// announced takes that these feeds were announced. heard is what their counts were before that.
+func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	a, now := &c.announcement, time.Now()
 	if err != nil { // announce has reported it
 		a.waits, a.notBefore = true, now.Add(announceAgain)
@@ -178,8 +249,9 @@ func (c *claimer) announced(feeds []*feed, heard []int, follows bool, era int, e
 	}
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
-	a.rest = min(briefly, max(shortly, aTwentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
-	if a.waits = len(feeds) > 0 && !a.polls; era != a.era {
+	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
+	came := a.came
+	if a.waits, a.came = len(feeds) > 0 && !a.polls, false; era != a.era {
 		return
 	}
 	for i, f := range feeds {
@@ -187,10 +259,18 @@ func (c *claimer) announced(feeds []*feed, heard []int, follows bool, era int, e
 			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
 				f.again = time.Time{}
 			}
-			if f.follows = follows || !f.lookUntil.IsZero(); f.follows { // a job may have been committed just before
-				c.lookSoon(f, now)
+			f.follows = !a.backed || came || !f.more.IsZero()
+			switch {
+			case !a.backed || came: // otherwise there was always somebody to wake; and it came because there are jobs
+				c.lookSoon(f, now) // a job may have been committed just before the announcement
+			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
+				c.lookSoon(f, now.Add(lookEnough))
 			}
-			f.lookUntil = time.Time{}
+			if !f.more.IsZero() && c.listener.polls {
+				f.left = now
+			}
+			c.lookForLeft(f, now)
+			f.more = time.Time{}
 		}
 	}
 	c.setWaits()
@@ -206,4 +286,55 @@ func (c *claimer) setWaits() {
 			c.listener.waits.Store(false) // hear has not taken it yet
 		}
 	}
+}
+
+// passOnIn is how long it takes until another worker is woken for the jobs of some feed. A notification tells of a job, and several
+// producers may send one to the same worker, which may also have been left the jobs of a while (wake). If its handlers then suddenly
+// take long and it becomes full, nobody else knows of the rest.
+func (c *claimer) passOnIn(now time.Time) time.Duration {
+	wait := longestNap
+	if c.announcement.lively || !c.listener.confirmed.Load() || c.q.citus.Load() == citusYes {
+		return wait
+	}
+	for _, f := range c.active {
+		if f.passesOn(now) {
+			wait = min(wait, f.passOn.Sub(now))
+		}
+	}
+	return wait
+}
+
+func (f *feed) passesOn(now time.Time) bool {
+	return f.noRoom && !f.busy && !f.passOn.IsZero() && (f.due || !f.again.IsZero() && !now.Before(f.again))
+}
+
+// wakeOther wakes a worker, unless another one was woken before that looks for more: that one comes. This one no longer does so alone.
+const wakeOther = `
+with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
+select onceq.wake($1::text, 1, $2::bigint, true) from (select count(*) from alone) a`
+
+// startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
+func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.Duration) bool {
+	if wait > 0 {
+		return false
+	}
+	i := slices.IndexFunc(c.active, func(f *feed) bool { return f.passesOn(now) && !f.passOn.After(now) })
+	if i < 0 {
+		return false
+	}
+	f := c.active[i]
+	f.passOn = time.Time{}
+	c.send(&c.keeps, func() func() {
+		err := c.q.guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
+		return func() {
+			switch {
+			case err == nil:
+				c.q.works(c.id, workAnnounce, "")
+			case ctx.Err() == nil:
+				f.passOn = time.Now().Add(announceRest)
+				c.q.fails(c.id, workAnnounce, "", err)
+			}
+		}
+	})
+	return true
 }

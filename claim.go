@@ -366,7 +366,7 @@ func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run i
 	if len(asks) == 1 {
 		statement, args := claimJobs, append(asks[0].args(kinds), asks[0].free)
 		if t := asks[0].turn; t != nil && t.others {
-			statement, args = claimInTurn, append(args, t.kinds, 2*shortly.Microseconds())
+			statement, args = claimInTurn, append(args, t.kinds, turnWritten.Microseconds())
 		}
 		return q.claim(ctx, db, lease, run, asks, statement, args...)
 	}

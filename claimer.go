@@ -13,57 +13,6 @@ import (
 	"time"
 )
 
-// What has been chosen for the scheduler: the claimer and what it uses, the promoter, and the worker's row.
-const (
-	// Times that several things share, which have to come soon and not at once.
-	shortly    = 20 * time.Millisecond  // how long a feed is quiet before it is idle, work gathers, a look may hold the session
-	briefly    = 250 * time.Millisecond // the longest rest of what waits for work; in that time most jobs and calls are committed
-	overlap    = 5 * time.Second        // the farthest that claims and promoters go back; what is committed later rescans find
-	longestNap = time.Hour
-
-	// What is repeated rests for so many times as long as it took, so that it takes no more of the time than
-	aFifth      = 5                // while there is work
-	aTwentieth  = 20               // while there was some just now
-	aHundredth  = 100              // while nothing happens
-	lookLongest = 10 * time.Second // and no look rests for longer
-	promoteLate = 30 * time.Second // nor does the promoter between two looks for all calls
-
-	many     = 100  // queues or jobs in one statement, from which on the way to the server hardly counts
-	longPage = 2000 // rows that a statement may look at: some milliseconds, for which claims wait
-
-	// Announcements and notifications (listen.go).
-	watchers      = 9                       // more that listen do not make jobs start sooner, and each costs something (BOUNDS.md, wake)
-	announceAgain = 20 * time.Second        // an announcement is renewed, and counts for three times that long
-	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
-	confirmWithin = 2 * time.Second         // a notification that takes longer will not come: a pooler drops them
-	quietFor      = 10 * time.Millisecond   // Enqueue does not ask again who waits: see isQuiet
-	lookFollows   = quietFor + time.Millisecond
-	lookStalled   = 3 * time.Second // a commit may take so long after a worker has announced itself, and is not missed
-
-	// Where jobs come often (announce.go).
-	livelyFrom = 25                   // notifications in a quarter of a second, of all queues
-	livelyLook = 5 * time.Millisecond // the shortest time between two looks
-	livelyHold = 2 * time.Millisecond // how long one holds the session: claims wait for it
-	soonAgain  = time.Millisecond     // the first pause before a queue is asked again in which no other worker waits
-
-	// Claims (cursor.go, claimer.go, turn.go).
-	lowestEvery  = 8                      // one in so many claims begins with the lowest priority or with the middle one, so that none starves
-	rescanEvery  = time.Second            // a lost lease is found so soon
-	aheadLongest = time.Second            // what was claimed ahead waits no longer for a slot, and
-	aheadBacklog = 15 * time.Second       // where there is a backlog, behind which it would come if it was given back
-	turnPatience = time.Second            // a worker waits no longer for its turn; as in awaitTurn
-	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
-	othersClaim  = 5 * time.Second        // how long after it waited a worker takes it that others claim there too, and how long a place counts
-
-	// Promoters and quarantine.
-	promoteChunk  = 200              // calls of one slot that one statement takes
-	maxQuarantine = 10_000           // jobs in quarantine that a claimer remembers
-	widthLasts    = 10 * time.Second // how long it counts for others in quarantine that a job ended well
-
-	presentEvery = time.Minute      // a worker writes its row; three times that later nobody takes it for a live one
-	drainListed  = 10 * time.Second // a shorter Drain leaves no row
-)
-
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
 // that goroutine uses the fields, except those that say otherwise.
 //
@@ -115,7 +64,7 @@ type claimer struct {
 	wake chan struct{} // holds one: think again. Anybody may send
 	mu   sync.Mutex    // guards what follows
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
-	// notifications. Anybody may add to it.
+	// notifications, and one after lookMore and a time for that notification. Anybody may add to it.
 	heard map[string]bool
 	came  []*Lease // of jobs in quarantine whose slots have come (rate.go); anybody may add to it
 }
@@ -229,6 +178,15 @@ func (c *claimer) hear(now time.Time) {
 			continue
 		}
 		c.hasJobs(c.byName[queue], notified, now)
+		if name, looks := moreOf(queue); looks > 0 { // a queue may have such a name
+			if f := c.byName[name]; f != nil {
+				if f.more.IsZero() {
+					f.moreFrom, f.moreJobs = now, 0
+				}
+				f.more = now.Add(looks + looksOn)
+				c.hasJobs(f, notified, now)
+			}
+		}
 	}
 	clear(c.heard)
 	c.came = slices.DeleteFunc(c.came, func(l *Lease) bool {
@@ -251,13 +209,21 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		c.found(1, now)
 		f.heard++
 		c.unannounced(f)
+		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
+			f.passOn = now.Add(passesOn)
+		}
 	}
 	c.isDue(f)
 }
 
-// giveBackAhead gives back jobs that were claimed ahead. They wait for a slot for some hundredths of a second, unless handlers suddenly
-// take much longer: then others may start them. They come after all that are due already, so where there is a backlog they may wait
-// longer. It returns when to think again at the latest.
+// Jobs that were claimed ahead wait for a slot for some hundredths of a second, unless handlers suddenly take much longer. Then they
+// are given back, for others to start. They come after all that are due already, so where there is a backlog they may wait longer.
+const (
+	aheadLongest = time.Second
+	aheadBacklog = 15 * time.Second
+)
+
+// giveBackAhead does that. It returns when to think again at the latest.
 func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	if !c.ahead {
 		return longestNap
@@ -276,7 +242,11 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 		if f.cursor.full && !f.last {
 			longest = aheadBacklog
 		}
-		c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest })
+		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
+			f.again = now.Add(passesOn) // until then they are written
+			f.passOn = f.again
+			c.activate(f)
+		}
 	}
 	return aheadLongest
 }
@@ -299,6 +269,13 @@ func (c *claimer) activate(f *feed) {
 func (c *claimer) listens() bool {
 	return c.listener.confirmed.Load() && !c.listener.notOfTx.Load()
 }
+
+const (
+	together   = 100              // so many queues in one claim
+	aloneFrom  = 100              // a queue with a backlog is claimed by itself if it can take so many jobs
+	soonAgain  = time.Millisecond // the first pause before a queue is asked again
+	longestNap = time.Hour
+)
 
 // startClaims starts the claims that can be made now. It returns when to think again at the latest, if nothing happens.
 func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
@@ -324,7 +301,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 		case f.paused && !f.busy:
 			f.active, f.due, f.again = false, false, time.Time{}
 			continue
-		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= many):
+		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= together):
 			keep = append(keep, f) // an answer comes first
 			continue
 		case !due && f.again.IsZero() && len(f.quarantine.ids) == 0:
@@ -337,6 +314,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		}
 		w := c.wantNow(f)
+		f.noRoom = !w.now
 		switch {
 		case !w.now:
 			wait = min(wait, w.again)
@@ -344,7 +322,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		case w.one:
 			c.claimQuarantined(ctx, f)
-		case *purpose || len(chosen) >= many: // another worker was faster to start a job in quarantine
+		case *purpose || len(chosen) >= together: // another worker was faster to start a job in quarantine
 			c.unreserve(f)
 			keep = append(keep, f)
 			continue
@@ -497,7 +475,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		f.turnTook = waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(2 * othersClaim)
+			f.turnsFrom = ended.Add(turnRest)
 		}
 	}
 	f.cursor.claimed(ask, how, began, ended, waited)
@@ -510,32 +488,30 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		f.pace.claimed(ask.leases)
 		c.exec.accept(f.slots, ask.leases, ask.began)
 		c.ahead = c.ahead || f.slots.anyWait()
-		if c.announcement.polls { // those that watch may be busy, or dead
-			c.forget()
-		}
+		f.moreJobs += len(ask.leases)
+		c.watch()
 	}
 	c.unreserve(f)
 	full := f.cursor.full
+	if !full && !f.due && !ended.Before(f.more) {
+		f.passOn = time.Time{}
+	}
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && (ask.limit >= many || ask.alone && f.slots.count*f.slots.width >= many)
+	f.backlog = full && (ask.limit >= aloneFrom || ask.alone && f.slots.count*f.slots.width >= aloneFrom)
 	announced := !f.announced.IsZero()
 	quiet := ended.Sub(f.found)
 	if len(ask.leases) > 0 {
-		often := quiet < 2*shortly
-		if announced && (full || often) {
+		if announced && (full || quiet < 50*time.Millisecond) {
 			c.announcement.wanted = true
 			c.unannounced(f)
 			announced = false
 		}
-		if often && f.lookUntil.IsZero() {
-			f.lookUntil = ended.Add(briefly)
-		}
-		f.found, f.pause, quiet = ended, 0, 0
+		f.found, f.pause, quiet = ended, soonAgain, 0
 	}
 	// A job may have been committed late, and what told of it may not tell again.
-	late := f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively)
+	late := f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more))
 	if late && c.announcement.backed && len(ask.leases) == 0 {
 		c.lookSoon(f, later(f.cursor.nextLook(), ended)) // a claim might take what others have been woken for
 	}
@@ -543,23 +519,23 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case full:
 		c.isDue(f)
 	case f.due: // a notification came in between
-	case late && !c.announcement.backed:
-		f.claimSoon(ended, soonAgain)
+	case late && !c.announcement.backed && !ended.Before(f.more):
+		f.claimSoon(ended)
 		if look := f.cursor.nextLook(); look.Before(f.again) {
 			f.again = later(look, ended)
 		}
 		c.activate(f)
-		if !announced && quiet >= shortly && c.listener.confirmed.Load() && !c.announcement.lively { // producers need not wait for that
+		if !announced && quiet >= quietBefore && c.listener.confirmed.Load() && !c.announcement.lively { // producers need not wait for that
 			c.announcement.wanted = true
 		}
 	case c.announcement.lively: // the next look is soon
-	case announced && c.listens():
-		c.lookSoon(f, f.found.Add(shortly)) // because of delayed jobs
-	case quiet < shortly && !c.announcement.backed:
-		f.claimSoon(ended, soonAgain)
+	case ended.Before(f.more):
+		f.again = ended.Add(looksEvery)
 		c.activate(f)
-	case quiet < shortly && ended.Before(f.lookUntil):
-		f.claimSoon(ended, max(livelyLook, aFifth*ended.Sub(began)))
+	case announced && c.listens():
+		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
+	case quiet < quietBefore && !c.announcement.backed:
+		f.claimSoon(ended)
 		c.activate(f)
 	default:
 		c.settle(f, ended)
@@ -567,13 +543,13 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 }
 
 // claimSoon has the feed claimed again, each time twice as late, and just when it has been quiet for long enough to be announced.
-func (f *feed) claimSoon(ended time.Time, least time.Duration) {
-	f.pause = max(f.pause, least)
+func (f *feed) claimSoon(ended time.Time) {
+	f.pause = max(f.pause, soonAgain)
 	f.again = ended.Add(f.pause)
-	if quiet := f.found.Add(shortly); ended.Before(quiet) && quiet.Before(f.again) {
+	if quiet := f.found.Add(quietBefore); ended.Before(quiet) && quiet.Before(f.again) {
 		f.again = quiet
 	}
-	f.pause = min(2*f.pause, shortly)
+	f.pause = min(2*f.pause, quietBefore)
 }
 
 // idle reports whether nothing is to be done soon.
@@ -582,8 +558,8 @@ func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
 // startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
 func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
 	c.found(0, now)
-	wait := longestNap
-	if !c.keeps && !c.readPaused(ctx, now) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
+	wait, passOn := longestNap, c.passOnIn(now)
+	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
 		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now, c.listener.deaf.Load())
 		}
@@ -593,6 +569,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 		if c.rescans.known.IsZero() {
 			wait = min(wait, rescanEvery)
 		}
+		wait = min(wait, passOn)
 	}
 	if !c.looking && !c.startLook(ctx, now) {
 		wait = min(wait, c.looks.wait(now))

@@ -16,11 +16,16 @@ import (
 // nothing, even while an old snapshot keeps vacuum from removing them. Jobs before the position that nobody holds are found
 // again:
 //
-//   - A job is due from its Enqueue statement and not from its commit, so jobs appear in the overlap. Most are committed soon, so a claim
-//     goes back briefly. It goes back far, to the start of the overlap, at intervals of what that costs (lookback). A brief claim that found
-//     nothing is followed by one that goes back far, or by a look.
-//   - While there is a backlog (the latest claim took as many jobs as it was allowed), claims go on from the position, and briefly back in a
-//     priority that is caught up (a claim came to its end). They go back far at intervals, too.
+//   - A job is due from its Enqueue statement and not from its commit, so jobs appear in the overlap. A claim that looks
+//     back begins at the start of the overlap. While there is a backlog (the latest claim took as many jobs as it was
+//     allowed), claims look back at intervals of at least 50 times what that costs, but each does in a priority that is
+//     caught up (a claim came to its end). In a queue without a backlog the interval is four times what it costs, or 50 times
+//     what it costs more than looking back briefly, which is much while an old snapshot is held. The claims in between do
+//     that, for a second at most: most jobs are committed soon. A brief claim that found nothing is followed by one that
+//     looks back, or by a look.
+//   - While an old snapshot is held, looking back steps over every job that was done in the overlap. So it goes no further
+//     back than the recent jobs. The whole overlap is searched at intervals of a second or of 50 times what that costs,
+//     unless this worker has just rescanned everything.
 //   - The rescan finds jobs that were committed even later, and expired leases. At intervals one worker of those
 //     with the same queues brings jobs that nobody holds to the position, and finds those for the quarantine (quarantine.go).
 //
@@ -37,8 +42,9 @@ import (
 // What always holds:
 //
 //   - Every due job after the position is found by the next claim that is large enough.
-//   - A claim that goes back begins at the first job of a due time and never within one, because jobs that were brought
+//   - A claim that looks back begins at the first job of a due time and never within one, because jobs that were brought
 //     forward are the first at their due time.
+//   - The overlap is never longer than the constant overlap, and shorter only if there are many recent jobs.
 //   - A position is never later than the database's clock by more than a second.
 //
 // While workers wait for each other's claims, one may begin where the latest of all workers ended, in place of its own
@@ -49,13 +55,17 @@ type cursor struct {
 	places [PriorityLow - PriorityHigh + 1]place // by priority, highest first
 	claims int                                   // how many claims have begun
 	full   bool                                  // the latest claim took as many jobs as it was allowed: there are more
-	brief  bool                                  // it did not, and went back briefly
-	back   lookback
+	brief  bool                                  // it did not, and looked back briefly
+
+	looked, lookedWhole pass
+	briefTook           time.Duration // by the latest claim that looked back briefly
+	rescanned           time.Time     // when this worker's latest rescan ended
 }
 
 // place is how far a claimer has come within one priority.
 type place struct {
 	position
+	recent   recentJobs
 	caughtUp bool // the latest claim came to the end of the priority
 }
 
@@ -72,37 +82,15 @@ func (p position) after(q position) bool {
 
 // pass is the latest run of something that is repeated, by this process's clock.
 type pass struct {
-	ended time.Time
-	took  time.Duration
+	ended  time.Time
+	took   time.Duration
+	waited time.Duration // of that, for its turn
 }
 
-// lookback says when a claim, a look or a promoter goes far back again, which mostly goes back briefly. To go far back is to step over all
-// that was done since, which is much while an old snapshot is held.
-type lookback struct {
-	far    pass
-	waited time.Duration // of what that took, for its turn
-	brief  time.Duration // what the latest one took that went back briefly
-}
-
-// next is when that is. Without a backlog the interval is four times what it takes, or 50 times what it takes more than going back briefly.
-// With one it is 50 times what it takes: where many workers take turns, each of them waits for the others, and so all of them together
-// look back little more often than one.
-func (b lookback) next(backlog bool) time.Time {
-	took := b.far.took - b.waited
-	rest := min(max(4*took, 50*(took-b.brief)), overlap/2)
-	if backlog {
-		rest = max(overlap/50, 50*took, min(50*b.far.took, overlap/2))
-	}
-	return b.far.ended.Add(rest)
-}
-
-// took records how long one took that ended just now.
-func (b *lookback) took(far bool, ended time.Time, took, waited time.Duration) {
-	if !far {
-		b.brief = took - waited
-		return
-	}
-	b.far, b.waited = pass{ended, took}, waited
+// rest is how long not to look back again: 50 times what it costs. Where many workers take turns each of them waits for the
+// others, and so all of them together look back little more often than one.
+func (p pass) rest(least time.Duration) time.Duration {
+	return max(least, 50*(p.took-p.waited), min(50*p.took, overlap/2))
 }
 
 // beginning is not after any due time that Enqueue accepts.
@@ -128,22 +116,41 @@ func (c *cursor) restart() {
 	}
 }
 
+const (
+	// overlap is how far before the position claims look back.
+	overlap = 5 * time.Second
+
+	// briefly is how far a claim, or a look for calls or for new jobs, goes back that may not go back further yet: most jobs and calls
+	// are committed soon. Claims and looks for calls may do that for briefLongest.
+	briefly      = 250 * time.Millisecond
+	briefLongest = time.Second
+
+	// lowestEvery: one in so many claims begins with the lowest priority or with the middle one, in turns, so that none starves.
+	lowestEvery = 8
+
+	rescanEvery = time.Second
+)
+
 // look is how far back a claim begins.
 type look int
 
 const (
-	lookOnward look = iota // from the position, except in a priority that is caught up
+	lookOnward look = iota // from the position, except in a priority that is caught up, which is looked at as by lookRecent
 	lookBrief              // from shortly before the position
-	lookFar                // from the start of the overlap
+	lookRecent             // from the recent jobs
+	lookWhole              // from the start of the whole overlap
 )
 
 // begin returns where a claim that begins now starts in each priority, in the order in which it searches them.
 func (c *cursor) begin(now time.Time) (from []position, how look) {
-	switch {
-	case !now.Before(c.nextLook()):
-		how = lookFar
-	case !c.full:
+	if !c.full {
 		how = lookBrief
+	}
+	if !now.Before(c.nextLook()) {
+		how = lookRecent
+		if now.Sub(c.rescanned) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > c.lookedWhole.rest(time.Second) {
+			how = lookWhole
+		}
 	}
 	from = c.from(how)
 	switch c.claims++; c.claims % (2 * lowestEvery) {
@@ -155,8 +162,15 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 	return from, how
 }
 
-// nextLook is when a claim goes far back again.
-func (c *cursor) nextLook() time.Time { return c.back.next(c.full) }
+// nextLook is when a claim looks back again.
+func (c *cursor) nextLook() time.Time {
+	took := c.looked.took - c.looked.waited
+	rest := min(max(4*took, 50*(took-c.briefTook)), briefLongest)
+	if c.full {
+		rest = c.looked.rest(100 * time.Millisecond)
+	}
+	return c.looked.ended.Add(rest)
+}
 
 // from returns where a claim starts in each priority, highest first.
 func (c *cursor) from(how look) []position {
@@ -168,11 +182,14 @@ func (c *cursor) from(how look) []position {
 			continue
 		}
 		if p.id = 0; p.runAt.After(beginning) {
-			back := briefly
-			if how == lookFar {
-				back = overlap
+			back := overlap
+			if how == lookBrief {
+				back = briefly
 			}
 			p.runAt = p.runAt.Add(-back)
+			if start := at.recent.start(); how != lookWhole && start.After(p.runAt) {
+				p.runAt = start
+			}
 		}
 	}
 	return from
@@ -182,8 +199,14 @@ func (c *cursor) from(how look) []position {
 func (c *cursor) claimed(ask *claim, how look, began, ended time.Time, waited time.Duration) {
 	c.full = len(ask.leases) == ask.limit
 	c.brief = how == lookBrief && !c.full
-	if how != lookOnward {
-		c.back.took(how == lookFar, ended, ended.Sub(began), waited)
+	if how == lookBrief {
+		c.briefTook = ended.Sub(began) - waited
+	}
+	if how >= lookRecent {
+		c.looked = pass{ended, ended.Sub(began), waited}
+	}
+	if how == lookWhole {
+		c.lookedWhole = c.looked
 	}
 	c.advance(ask)
 }
@@ -201,7 +224,7 @@ func (c *cursor) advance(ask *claim) {
 		}
 	}
 	for _, lease := range leases {
-		c.to(position{lease.Priority, lease.RunAt, lease.ID})
+		c.to(position{lease.Priority, lease.RunAt, lease.ID}).recent.add(lease.RunAt)
 	}
 	for i, p := range ask.from {
 		switch {
@@ -237,7 +260,8 @@ func (c *cursor) notAfter(now time.Time) {
 	for i := range c.places {
 		if at := &c.places[i]; at.runAt.Sub(now) > time.Second {
 			at.runAt, at.id = now, 0
-			c.back = lookback{}
+			at.recent = recentJobs{}
+			c.looked = pass{}
 		}
 	}
 }
@@ -247,3 +271,22 @@ func (c *cursor) place(p Priority) *place { return &c.places[p-PriorityHigh] }
 // broughtForward records that the rescan has moved jobs to the due time of the position: the next claim begins with them,
 // whether it looks back or not.
 func (c *cursor) broughtForward(p Priority) { c.place(p).id = 0 }
+
+// recentJobs remembers the due times of the latest jobs that were claimed in a priority, in steps.
+type recentJobs struct {
+	first [8]time.Time // the earliest due time of each of the latest steps
+	count int
+}
+
+const recentStep = 4096 // jobs
+
+func (r *recentJobs) add(runAt time.Time) {
+	first := &r.first[r.count/recentStep%len(r.first)]
+	if r.count%recentStep == 0 || first.After(runAt) {
+		*first = runAt
+	}
+	r.count++
+}
+
+// start is the earliest due time of the latest 7 to 8 steps, and zero while there were fewer.
+func (r *recentJobs) start() time.Time { return slices.MinFunc(r.first[:], time.Time.Compare) }

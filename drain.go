@@ -21,7 +21,7 @@ const (
 // jobs into their lanes. It claims after that, because what another promoter has let in is due then. cutShort says that ctx ended with
 // work left.
 func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err error) {
-	err = c.fillQuarantine(ctx, longPage)
+	err = c.fillQuarantine(ctx, rescanRows)
 	for rest, looks := drainRest, false; c.left > 0 && ctx.Err() == nil; {
 		idle, left, more := c.exec.tasks.holdsNone(), c.left, true
 		if err == nil && looks {
@@ -57,7 +57,7 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 // that still runs comes at the next look, and not after the drain has ended.
 func (p *promoter) drain(ctx context.Context, idle bool) (more bool, err error) {
 	if p.again = 0; idle {
-		p.again = briefly
+		p.again = promoteAgain
 		p.anew.Store(true)
 	}
 	did, err := p.promote(ctx)

@@ -230,11 +230,13 @@ func (x *executor) giveBack(tasks []*task) {
 }
 
 // giveBackWaiting gives back jobs of a queue that wait for a slot and for which this holds. Jobs in quarantine have theirs.
-func (x *executor) giveBackWaiting(s *slots, this func(unit) bool) {
+func (x *executor) giveBackWaiting(s *slots, this func(unit) bool) (some bool) {
 	for _, u := range s.takeIf(func(u unit) bool { return !u.tasks[0].quarantined() && this(u) }) {
 		x.giveBack(u.tasks)
 		x.left(s, u.tasks)
+		some = true
 	}
+	return some
 }
 
 var errTimeout = errors.New("timeout")

@@ -209,22 +209,24 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 type Promoter struct{ p *promoter }
 
 func (q *Queue) NewPromoter() Promoter {
-	return Promoter{&promoter{q: q, db: q.pool, woken: func(string) {}, again: briefly}}
+	return Promoter{&promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}}
 }
 
 // Look looks once and returns how many calls it found. brief says that the look may be brief.
 func (p Promoter) Look(ctx context.Context, brief bool) (calls int, err error) {
-	p.p.back = lookback{}
+	p.p.back = pass{}
 	if brief {
-		p.p.back.far.ended = time.Now().Add(time.Hour)
+		p.p.back.ended = time.Now().Add(time.Hour)
 	}
 	did, err := p.p.promote(ctx)
 	p.p.rescan = time.Now().Add(time.Hour)
 	return did.calls, err
 }
 
-// Came says that the latest look found calls, and BeBehind that old calls are left from then on, which are next.
+// Came says that the latest look found calls, BriefFor that looks have been brief for so long, and BeBehind that old calls are left from
+// then on, which are next.
 func (p Promoter) Came()                    { p.p.came = true }
+func (p Promoter) BriefFor(d time.Duration) { p.p.wide = p.p.wide.Add(-d) }
 func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true }
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.

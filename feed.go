@@ -42,8 +42,13 @@ type feed struct {
 	lookAt      time.Time     // when to look at it, apart from the looks at all; zero for never
 	announced   time.Time     // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
 	heard       int           // how many notifications have come
-	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits
-	lookUntil   time.Time     // jobs come often, so until then it is looked at, although others watch. Zero after the announcement that follows
+	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
+	left        time.Time     // when jobs of open transactions were last left to this run
+	passOn      time.Time     // when somebody else is told of jobs that a notification told of and that there is no room for; zero for never
+	noRoom      bool          // there was something to claim, and no room for it
+	more        time.Time     // until then it is looked at again, because a notification asked for that. Zero after the announcement that follows
+	moreFrom    time.Time     // since when, and
+	moreJobs    int           // how many jobs were claimed since
 }
 
 func newFeed(w *Worker, s *slots) *feed {

@@ -1926,18 +1926,42 @@ func TestPromoter_FindsCallsThatComeLateWhileOthersComeAllTheTime(t *testing.T) 
 		look(true, 1)
 	}
 	busy()
-	call(4 * time.Second)
+	call(5 * time.Second)
 	busy()
 	look(true, 0)
 	look(true, 1) // it was brief only if the one before found calls
 
 	busy()
-	call(4 * time.Second)
+	call(5 * time.Second)
 	look(true, 0)
 	p.BeBehind(time.Now().Add(-time.Second)) // a look for old calls comes in between, and finds one
 	call(500 * time.Millisecond)
 	look(true, 1)
 	look(true, 1)
+
+	look(false, 0)
+	p.BriefFor(2 * time.Second)
+	call(11 * time.Second)
+	look(false, 1)
+
+	// Another promoter has the slot, and may not look back as far: the next look does, but by twice the margin at most.
+	whileLocked := func(ago ...time.Duration) {
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		_, err = tx.Exec(t.Context(), `select from onceq.lane_locks where slot = 3 for update`)
+		require.NoError(t, err)
+		for _, d := range ago {
+			call(d)
+		}
+		look(false, 0)
+	}
+	p.BriefFor(2 * time.Second)
+	whileLocked(11 * time.Second)
+	look(false, 1)
+	p.BriefFor(time.Minute)
+	whileLocked(18*time.Second, 25*time.Second)
+	look(false, 1)
 }
 
 // A look at a whole family, or at all lanes, is done in pages, and goes on where somebody else has left it. It waits for no promoter,

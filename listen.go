@@ -4,12 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,8 +29,55 @@ import (
 // woken once for each queue. Enqueue locks and updates no row for it: it never waits for another transaction. The function
 // wake in the migration does this.
 //
-// A busy queue sends no notifications, because nobody waits for it. Where jobs come often, a worker that was woken does not announce
-// itself at once, but looks for a while: each notification costs something in all processes that listen, and an announcement.
+// A busy queue sends no notifications, because nobody waits for it. Where others wait too, and single jobs come one soon
+// after the other to handlers that are quick, the worker that is woken goes on looking for a while, and nobody else is woken
+// meanwhile: 15 ms, or 100 where it has found many jobs in that time before. Each notification costs something in all processes
+// that listen, so without this 1,000 jobs a second kept two processors busy from ten processes on.
+
+const (
+	announceFor   = 60 * time.Second       // how long an announcement counts
+	announceAgain = 20 * time.Second       // how often it is renewed
+	announceRest  = 250 * time.Millisecond // longest rest between two: each leaves a dead row that Enqueue has to step over
+	announceShare = 20                     // so many times as long as the last one took: it steps over these rows too
+	quietBefore   = 20 * time.Millisecond
+	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
+	pollSeldom    = 4 * pollListening       // where enough others watch
+	pollUnheard   = 250 * time.Millisecond
+	confirmWithin = 2 * time.Second
+
+	looksBriefly = 15 * time.Millisecond  // how long a woken worker goes on looking, as producers see it, where jobs come one soon after the other
+	looksLong    = 100 * time.Millisecond // the same where it found one each
+	looksLongFor = 10 * time.Millisecond  // before; not longer than wake counts on
+	looksOn      = 5 * time.Millisecond   // so much longer does it look
+	looksEvery   = 3 * time.Millisecond   // between two claims meanwhile
+	passesOn     = 20 * time.Millisecond  // how long jobs of a notification wait for room before another worker is woken
+	quickHandler = 5 * time.Millisecond   // a worker whose handlers take no longer on average, and
+	quickRoom    = 10                     // that has room for so many jobs, may get the jobs of that time alone
+)
+
+// lookMore stands before and after the time in milliseconds that precedes the queue's name in a notification that asks the worker
+// to go on looking for that time.
+const lookMore = "\x1f"
+
+// moreOf returns the queue and the time of such a notification. A queue may have such a name, so 0 says nothing of others.
+func moreOf(payload string) (queue string, looks time.Duration) {
+	if text, ok := strings.CutPrefix(payload, lookMore); ok {
+		if number, name, ok := strings.Cut(text, lookMore); ok {
+			if n, err := strconv.ParseUint(number, 10, 15); err == nil {
+				return name, time.Duration(n) * time.Millisecond
+			}
+		}
+	}
+	return "", 0
+}
+
+// quietFor is how long Enqueue assumes that nobody waits for a queue after it has found that nobody does, counted from just
+// before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after
+// that time, and so misses nothing.
+const quietFor = 10 * time.Millisecond
+
+// maxQuiet is of how many queues Enqueue remembers that. With more it forgets all of them and asks again.
+const maxQuiet = 1000
 
 var processStart = time.Now()
 
@@ -65,7 +112,7 @@ func (q *quietQueues) setQuiet(queue string, who whoWaits, asked time.Time) {
 	}
 	until, ok := q.quiet.Load(queue)
 	if !ok {
-		if q.quiets.Add(1) > 10*many { // with more it forgets all of them and asks again
+		if q.quiets.Add(1) > maxQuiet {
 			q.quiet.Clear()
 			q.quiets.Store(1)
 		}
@@ -112,45 +159,51 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	return l
 }
 
+// maxBusy is how many busy queues an announcement names.
+const maxBusy = 100
+
 // A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
 // for each other, and look at the default interval, the first ones watch, and the others only poll: they have no row in waiters, their
-// sessions do not listen, and they look seldom. Whoever polls and finds a job announces itself, if those that watched are busy or dead: full,
-// or woken a while ago.
-//
-// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait. It returns
-// whether others with the same kinds and PollInterval watch all of these queues, and have room for as many jobs, and whether any of them
-// waits, which one that was woken does not. If it may, the run only
-// polls if enough of these come before it, in an order of random numbers, but not that of the ids: those that come first watch, and wake
-// chooses among them by ids.
-func (l *listener) announce(ctx context.Context, waits, may bool, busy []string) (backed, waited, polls bool, err error) {
-	const other = ` and w.kinds = $9::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round`
-	const watches = other + ` and x.at < statement_timestamp() - interval '1 second' offset 0)`
+// sessions do not listen, and they look seldom. Whoever polls and finds a job, which nobody was woken for, announces itself: those that
+// watch are busy or dead. With its next announcement it polls again if enough others wait.
+const (
+	watchers   = 9
+	manyOthers = watchers - 1
+)
+
+// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
+// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. It returns how many others
+// with the same kinds and PollInterval wait for all of these queues and were not woken; it stops counting at watchers. Only those count
+// that have room for as many jobs. If it may, the run only polls if enough of these come before it, in an order of random numbers, but
+// not that of the ids: those that come first watch, and wake chooses among them by ids.
+func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others int, polls bool, err error) {
+	const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
 with said as materialized (
-  select exists (select from onceq.waiters w
-                  where w.serves = $2::bigint and w.worker <> $1::bigint` + watches + `) as backed,
-         exists (select from onceq.waiters w
-                  where w.serves = $2::bigint and w.worker <> $1::bigint` + other + ` offset 0)) as waited,
-         $10::bool and $8::int <=
+  select (select count(*)
+            from (select from onceq.waiters w
+                   where w.serves = $2::bigint and w.worker <> $1::bigint` + waitsToo + `
+                   limit $8::int) o) as others,
+         $13::bool and $8::int <=
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint` + watches + `
+                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint` + waitsToo + `
                    limit $8::int) o) as polls
 ),
 woken as (
-  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint
+  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($12::text[], '{}')))
 ),
 gone as (
   delete from onceq.waiters using (select from said where polls offset 0) s where worker = $1::bigint
 ),
 row as (
-  insert into onceq.waiters (worker, serves, round, room, kinds, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $9::bigint, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
+  insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $11::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
     from said where not polls
-  on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
+  on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
-select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), backed, waited, polls from said`
+select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, polls from said`
 	const name = `
 with new as (
   insert into onceq.waiter_queues (queue, serves)
@@ -165,7 +218,7 @@ select 1`
 			l.q.fails(l.id, workAnnounce, "", err)
 		}
 	}()
-	until := 3 * announceAgain
+	until := announceFor
 	if !waits {
 		until = 0
 	}
@@ -176,26 +229,26 @@ select 1`
 	}
 	if !l.named { // first, because a row whose queues have no names wakes nobody
 		if err = setName(); err != nil {
-			return false, false, false, err
+			return 0, false, err
 		}
 	}
+	if !l.hear(ctx, true) { // first, too. It polls until it finds the next job
+		return 0, true, nil
+	}
 	l.round++
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], watchers, l.kinds, may}
-	err = l.q.guarded(ctx, l.db, announce, args, &l.named, &backed, &waited, &polls)
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], watchers, looks.Milliseconds(), l.kinds, l.polls, looking, may}
+	err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &polls)
 	if err == nil && !l.named { // the Reaper removes what nobody uses
 		err = setName()
 	}
-	if err == nil && !polls {
-		err = l.hear(ctx, true)
-	}
-	return backed && err == nil, waited, polls, err
+	return others, polls, err
 }
 
 // hear makes the session listen for the run, or no longer, which comes some time after it began to poll: just before that a producer may
-// have found it.
-func (l *listener) hear(ctx context.Context, listens bool) error {
+// have found it. It returns false if it could not.
+func (l *listener) hear(ctx context.Context, listens bool) bool {
 	if listens != l.deaf.Load() {
-		return nil
+		return true
 	}
 	how := "listen "
 	if !listens {
@@ -208,10 +261,7 @@ func (l *listener) hear(ctx context.Context, listens bool) error {
 		}
 		return err
 	})
-	if err == nil && !used {
-		err = errors.New("onceq: the session is in use")
-	}
-	return err
+	return used && err == nil
 }
 
 // confirm says that the session listens for this run. prepares is whether the server can prepare transactions.
@@ -222,8 +272,8 @@ func (l *listener) confirm(prepares bool) {
 	l.woken("") // so that the claimer ends its short polls and announces that it waits: notifications may have been lost
 }
 
-// unannounceAll is for the end of the run. For the queues for which it was woken last another run is woken: it may not have
-// seen the jobs.
+// unannounceAll is for the end of the run. For the queues for which it was woken last another run is woken: it may have been left
+// jobs that it has not seen.
 func (l *listener) unannounceAll() {
 	const unannounce = `
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),

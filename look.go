@@ -84,15 +84,15 @@ type looks struct {
 	took     [2]time.Duration // by the latest two looks at all
 	each     [2]time.Duration // by the latest two statements, for one feed
 	claimed  bool             // claims were made since
-	back     lookback
-	all      lookAtAll   // under way
-	soon     []*feed     // those with lookAt
-	some     pass        // the latest look at some
-	fails    int         // in a row
-	notAgain time.Time   // no look before this time, because the latest failed
-	nextDue  time.Time   // the earliest feed.next; zero if there is none
-	fresh    lookAtNew   // while the run is lively
-	calls    lookAtCalls // with looks at all
+	whole    pass             // the latest look over the whole overlap
+	all      lookAtAll        // under way
+	soon     []*feed          // those with lookAt
+	some     pass             // the latest look at some
+	fails    int              // in a row
+	notAgain time.Time        // no look before this time, because the latest failed
+	nextDue  time.Time        // the earliest feed.next; zero if there is none
+	fresh    lookAtNew        // while the run is lively
+	calls    lookAtCalls      // with looks at all
 }
 
 // lookAtAll is a look at all feeds.
@@ -120,20 +120,20 @@ type lookAtCalls struct {
 type lookAtNew struct {
 	at         time.Time     // when to look; zero: looks at all are cheap enough
 	took       time.Duration // by the latest one that was sent by itself, or less; zero: the next one is, too
-	near, wide idMark
+	near, wide lookBack
 	widened    time.Time // when the latest wide one began
 	rests      int       // the next one comes after so many times what one takes: more after each one that saw nothing
 }
 
-// idMark is where a look begins that goes back by a time, to twice that time.
-type idMark struct {
+// lookBack is where a look begins that goes back by a time, to twice that time.
+type lookBack struct {
 	from   int64 // after this id
 	mark   int64 // the latest id at the time marked; 0 before the first look
 	marked time.Time
 }
 
 // saw records the latest id, which was read between these times.
-func (b *idMark) saw(last int64, began, ended time.Time, back time.Duration) {
+func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
 	if b.mark == 0 {
 		b.from, b.mark, b.marked = last, last, ended
 	} else if began.Sub(b.marked) > back {
@@ -141,10 +141,35 @@ func (b *idMark) saw(last int64, began, ended time.Time, back time.Duration) {
 	}
 }
 
-// lookFollowsUntil is how long a feed is looked at again after an announcement, each time three times as late: a producer may just have seen
-// that nobody waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may stall.
+const (
+	lookNewBack = 20 * time.Millisecond
+	lookWide    = 50 * time.Millisecond // between two wide ones
+	lookNewRest = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
+)
+
+const (
+	// A look at all may take a hundredth of the time, and one at some a twentieth of it.
+	lookRest     = 100
+	lookSomeRest = 20
+	lookLongest  = 10 * time.Second
+
+	lookHold       = 20 * time.Millisecond // how long one statement may take, and
+	lookHoldLively = 2 * time.Millisecond  // while jobs come often: claims wait for it
+	lookFirst      = 1000                  // at so many feeds, while it is not known what they cost
+	lookLeast      = 100
+)
+
+// After an announcement a feed is looked at again, each time three times as late: a producer may just have seen that nobody
+// waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may stall.
+const (
+	lookFollows = quietFor + time.Millisecond
+	lookEnough  = 9 * lookFollows
+	lookStalled = 3 * time.Second
+)
+
+// lookFollowsUntil is how long it goes on.
 func (c *claimer) lookFollowsUntil() time.Duration {
-	return max(9*lookFollows, min(c.w.poll/10, lookStalled))
+	return max(lookEnough, min(c.w.poll/10, lookStalled))
 }
 
 // lookAfterAnnouncement has a feed looked at once more, after a look that began at this time.
@@ -156,6 +181,17 @@ func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
 			return
 		}
 		if d == last {
+			return
+		}
+	}
+}
+
+// lookForLeft has a feed looked at once more, each time three times as late, for jobs that were left to this run and whose transactions
+// were still open. Others that are woken meanwhile look for later ones.
+func (c *claimer) lookForLeft(f *feed, now time.Time) {
+	for d := lookEnough; d < lookStalled; d *= 3 {
+		if at := f.left.Add(d); now.Before(at) {
+			c.lookSoon(f, at)
 			return
 		}
 	}
@@ -175,7 +211,7 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
 func (c *claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && aFifth*took > livelyLook && c.q.citus.Load() != citusYes
+	return c.announcement.lively && livelyRest*took > livelyLook && c.q.citus.Load() != citusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
@@ -183,20 +219,20 @@ func (c *claimer) lookInterval() time.Duration {
 	took := min(c.looks.took[0], c.looks.took[1])
 	switch {
 	case c.looksAtNew():
-		return min(lookLongest, aTwentieth*took)
+		return min(lookLongest, lookSomeRest*took)
 	case c.announcement.lively:
-		return max(livelyLook, min(lookLongest, aFifth*took))
+		return max(livelyLook, min(lookLongest, livelyRest*took))
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
 	case c.listens():
 		least, page := pollListening, c.looks.page(true)
 		if c.announcement.polls {
-			least = 4 * pollListening
+			least = pollSeldom
 		}
 		statements := (len(c.feeds) + page - 1) / page
-		return max(least, min(lookLongest, max(aHundredth*took, time.Duration(statements)*pollListening)))
+		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
 	}
-	return max(briefly, min(lookLongest, aHundredth*took))
+	return max(pollUnheard, min(lookLongest, lookRest*took))
 }
 
 // wait is how long it takes until the next look.
@@ -209,7 +245,7 @@ func (l *looks) wait(now time.Time) time.Duration {
 		at = l.fresh.at
 	}
 	for _, f := range l.soon {
-		if soon := later(f.lookAt, l.some.ended.Add(aTwentieth*l.some.took)); soon.Before(at) {
+		if soon := later(f.lookAt, l.some.ended.Add(lookSomeRest*l.some.took)); soon.Before(at) {
 			at = soon
 		}
 	}
@@ -227,16 +263,16 @@ func later(a, b time.Time) time.Time {
 func (l *looks) page(behind bool) int {
 	each := min(l.each[0], l.each[1])
 	if each == 0 {
-		return 10 * many
+		return lookFirst
 	}
 	if behind {
 		each *= 2
 	}
-	hold := shortly
+	hold := lookHold
 	if !l.fresh.at.IsZero() {
-		hold = livelyHold
+		hold = lookHoldLively
 	}
-	return max(many, int(hold/each))
+	return max(lookLeast, int(hold/each))
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
@@ -253,7 +289,10 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 	}
 	rescan := c.rescans.due(now)
 	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
-		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: l.how(now)}
+		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: lookRecent}
+		if now.Sub(l.whole.ended) > max(time.Second, 50*l.whole.took) {
+			l.all.how = lookWhole
+		}
 		interval := c.lookInterval()
 		l.at, l.claimed = now.Add(interval*9/10+rand.N(max(1, interval/5))), false
 	}
@@ -268,7 +307,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		c.look(ctx, feeds, all)
 		return true
 	}
-	if now.Before(l.some.ended.Add(aTwentieth * l.some.took)) {
+	if now.Before(l.some.ended.Add(lookSomeRest * l.some.took)) {
 		return false
 	}
 	var feeds []*feed
@@ -320,7 +359,7 @@ type newLook struct {
 func (c *claimer) newLook(began time.Time) *newLook {
 	n := &c.looks.fresh
 	back := n.near
-	if began.Sub(n.widened) >= 2*shortly {
+	if began.Sub(n.widened) >= lookWide {
 		back, n.widened = n.wide, began
 	}
 	from := back.from
@@ -349,10 +388,10 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 // sawNew takes what one saw.
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
-	n.near.saw(l.last, l.began, ended, shortly)
+	n.near.saw(l.last, l.began, ended, lookNewBack)
 	n.wide.saw(l.last, l.began, ended, briefly)
 	found := 0
-	n.rests = min(n.rests+1, aFifth)
+	n.rests = min(n.rests+1, livelyRest)
 	for _, queue := range l.queues {
 		if f := c.byName[queue]; f != nil && !f.paused {
 			n.rests = 1
@@ -362,7 +401,7 @@ func (c *claimer) sawNew(l *newLook, ended time.Time) {
 			}
 		}
 	}
-	n.at = ended.Add(max(livelyHold, time.Duration(n.rests)*n.took))
+	n.at = ended.Add(max(lookNewRest, time.Duration(n.rests)*n.took))
 	c.found(found, ended)
 }
 
@@ -379,17 +418,9 @@ type seen struct {
 	calls bool // the promoter has something to do
 }
 
-// how says how far a look goes back that begins now.
-func (l *looks) how(now time.Time) look {
-	if now.Before(l.back.next(false)) {
-		return lookBrief
-	}
-	return lookFar
-}
-
 // look looks at feeds. all is the look at all that they are a part of, or nil.
 func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
-	how, behind := c.looks.how(time.Now()), false
+	how, behind := lookRecent, false
 	if all != nil {
 		how, behind = all.how, all.behind
 	}
@@ -418,7 +449,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		}
 		var since time.Time
 		if allCalls = !began.Before(calls.all); !allCalls {
-			since = calls.looked.Add(-overlap)
+			since = calls.looked.Add(-promoteMargin)
 		}
 		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
 	}
@@ -435,18 +466,17 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 			took := ended.Sub(began)
 			if statement == lookForCalls {
 				if calls.looked = s.now; allCalls {
-					calls.all = ended.Add(min(max(2*rescanEvery, 20*took), promoteLate))
+					calls.all = ended.Add(min(max(promoteRescan, 20*took), promoteLate))
 				}
 				if s.calls {
 					c.promoter.called(allCalls)
 				}
 			}
-			if len(feeds) >= many {
+			if len(feeds) >= lookLeast {
 				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
 			}
 			if all == nil {
 				c.looks.some = pass{ended: ended, took: took}
-				c.looks.back.took(how == lookFar, ended, took, 0)
 				return
 			}
 			all.took += took
@@ -469,7 +499,9 @@ func (c *claimer) lookedAtAll(p pass) {
 	} else {
 		l.took[0], l.took[1] = p.took, l.took[0]
 	}
-	l.back.took(l.all.how == lookFar, p.ended, p.took, 0)
+	if l.all.how == lookWhole {
+		l.whole = p
+	}
 }
 
 func (c *claimer) lookFailed(ctx context.Context, err error) {
@@ -514,6 +546,7 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 		if f.follows {
 			c.lookAfterAnnouncement(f, began)
 		}
+		c.lookForLeft(f, began)
 	}
 	c.found(found, time.Now())
 	c.setNextDue()

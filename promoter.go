@@ -12,6 +12,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+const (
+	promoteChunk  = 200                    // calls of one slot that one statement takes
+	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
+	promoteBack   = 10                     // rest between two looks that go back by promoteMargin, while calls come all the time: so many times as long as it took, up to briefLongest
+	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
+	promoteLate   = 30 * time.Second       // the same where such a look takes long
+	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago; the shortest while the worker does not wait, so that Enqueue does not wake it, and
+	promoteShare  = 50                     // so many times as long as asking for calls takes
+	promoteFull   = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
+	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
+	promoteOldMax = 500 * time.Millisecond // no longer
+	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
+	promoteMet    = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
+	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
+)
+
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
 // Drain, uses it, except the fields that say otherwise. While the worker waits, the claimer's looks ask whether there are
 // calls, so that the promoter needs no connection.
@@ -33,11 +49,13 @@ type promoter struct {
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
+	wide   time.Time        // the same of looks that were not brief; earlier, by promoteMargin at most, if one met another promoter
 	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
 	old    bool             // the next look is for those
 	took   time.Duration    // its latest look
-	back   lookback         // of looks for calls of late
+	back   pass             // the latest look for calls of late that was not brief
 	came   bool             // the latest look for all calls, or for those of late, found some
+	owes   bool             // it found none and was brief: one that is not comes soon
 	rescan time.Time        // when it looks for all calls again
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
@@ -51,7 +69,7 @@ type promoter struct {
 }
 
 func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
-	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, kinds: w.kinds, wake: make(chan struct{}, 1), again: briefly}
+	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, kinds: w.kinds, wake: make(chan struct{}, 1), again: promoteAgain}
 	for _, h := range w.handlers {
 		p.laned = p.laned || h.laned
 	}
@@ -61,7 +79,7 @@ func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(
 // lately reports whether it has let in a job of its worker's queues in the latest minutes.
 func (p *promoter) lately() bool {
 	met := p.met.Load()
-	return met > 0 && time.Since(processStart)-time.Duration(met) < longestNap
+	return met > 0 && time.Since(processStart)-time.Duration(met) < promoteMet
 }
 
 // expects reports whether what the worker is woken for may be in a lane: a kind of it has lanes, or it has met such jobs lately. The
@@ -85,7 +103,11 @@ func (p *promoter) first() *successor {
 	if queue == nil || p.exec == nil {
 		return nil
 	}
-	return p.exec.first(*queue)
+	name, looks := moreOf(*queue)
+	if n := p.exec.first(*queue); n != nil || looks == 0 {
+		return n
+	}
+	return p.exec.first(name)
 }
 
 // called is rouse after a look of the claimer has seen a call. all says that it looked for all calls, also for those that
@@ -164,7 +186,7 @@ func (p *promoter) loop(ctx context.Context) {
 func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 	due := time.Now().Add(next + time.Millisecond)
 	for {
-		wait := presentEvery*9/10 + rand.N(presentEvery/5)
+		wait := promoteIdle*9/10 + rand.N(promoteIdle/5)
 		if next > 0 {
 			wait = min(wait, time.Until(due))
 		}
@@ -186,21 +208,21 @@ func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 
 // rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter; a
 // look of the claimer finds what nobody was woken for. Where calls let nothing go on, there are often many of them, as when the
-// members of a large group end one by one: then they gather for up to shortly, whoever wakes it.
+// members of a large group end one by one: then they gather for up to promoteRest, whoever wakes it.
 func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	waits := p.listener.confirmed.Load() && p.listener.waits.Load()
 	before := p.waited
 	p.waited = waits
-	wait := presentEvery
+	wait := promoteIdle
 	switch {
-	case did.busy || did.more || time.Since(p.found) < 2*shortly:
+	case did.busy || did.more || p.owes || time.Since(p.found) < 2*promoteRest:
 		wake := p.wake
 		if did.calls > 0 {
 			wake = nil
 		}
 		pause := max(p.pause, time.Millisecond)
-		p.pause = min(2*pause, shortly)
-		if did.more && !p.old && !sleep(ctx, min(aFifth*p.took, briefly), p.wake) { // what it is woken for comes next
+		p.pause = min(2*pause, promoteRest)
+		if did.more && !p.old && !sleep(ctx, min(promoteOld*p.took, promoteOldMax), p.wake) { // what it is woken for comes next
 			return false
 		}
 		return sleep(ctx, pause, wake)
@@ -248,7 +270,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 	latest := time.Now()
 	next := latest.Add(did.next)
 	for {
-		wait := min(time.Second, max(shortly, aTwentieth*min(p.asked[0], p.asked[1])))
+		wait := min(time.Second, max(promoteRest, promoteShare*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
 			wait = min(wait, time.Until(next)+time.Millisecond)
@@ -275,9 +297,9 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		case began.Sub(latest) < p.full:
 			continue
 		}
-		p.returned, latest, p.full = returned, began, min(max(shortly, 2*p.full), briefly)
+		p.returned, latest, p.full = returned, began, min(max(promoteRest, 2*p.full), promoteFull)
 		var due bool
-		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.looked.Add(-overlap)}, &due); err != nil || due {
+		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
@@ -295,17 +317,16 @@ select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.q
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
-// that were called more than overlap ago.
+// that were called more than promoteMargin ago.
 //
 // A look steps over the calls that were handled since the time from which it looks, where vacuum has not come by. That is much while
-// calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief. One that found nothing is soon
-// followed by one that goes back by overlap.
+// calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	defer p.settle(ctx)
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
-	brief := !old && p.came && began.Before(p.back.next(false))
+	brief := !old && p.isBrief(began)
 	from := p.onward
 	switch {
 	case full:
@@ -313,23 +334,30 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	case brief:
 		from = p.looked.Add(-briefly)
 	case !old:
-		from = p.looked.Add(-overlap)
+		from = p.wide.Add(-promoteMargin)
 	}
 	did, now, left, err := p.look(ctx, from, full)
 	if err != nil {
 		return did, err
 	}
 	if p.took = time.Since(began); full || !old {
-		p.looked, p.came = now, did.calls > 0
+		p.looked, p.came, p.owes = now, did.calls > 0, brief && did.calls == 0
+		switch {
+		case brief:
+		case !did.busy:
+			p.wide = now
+		case p.wide.Before(now.Add(-promoteMargin)): // the other promoter may not look back as far
+			p.wide = now.Add(-promoteMargin)
+		}
 	}
-	if !old {
-		p.back.took(!brief, time.Now(), p.took, 0)
+	if !old && !brief {
+		p.back = pass{ended: time.Now(), took: p.took}
 	}
 	if old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
 		p.onward = left
 	}
 	p.old = !old
-	did.more = !p.onward.IsZero() || brief && !p.came
+	did.more = !p.onward.IsZero()
 	if err := p.q.cancelFollowers(ctx, p.db, did.cancel); err != nil {
 		return did, err
 	}
@@ -341,7 +369,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		p.called(true)
 	}
 	if full {
-		p.rescan = began.Add(min(max(2*rescanEvery, 20*time.Since(began)), promoteLate))
+		p.rescan = began.Add(min(max(promoteRescan, 20*time.Since(began)), promoteLate))
 	}
 	if did.families && ctx.Err() == nil {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
@@ -356,6 +384,12 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 type laneTimes struct {
 	laneLook atomic.Int64 // when Claim last looked for them; -1: there are some
 	laneTurn atomic.Int64 // when Claim last let jobs in, or 0
+}
+
+// isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
+// by one that goes back by promoteMargin.
+func (p *promoter) isBrief(began time.Time) bool {
+	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, briefLongest)
 }
 
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.
@@ -375,7 +409,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	if last > 0 && now-last < int64(time.Second) {
 		return 0, nil
 	}
-	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: briefly}
+	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}
 	used := last < 0
 	for try := 0; try < settleTries; try++ {
 		did, err := p.promote(ctx)
@@ -451,14 +485,17 @@ const (
 	settleLimits = `select 1 from onceq.settle_limits() f`
 )
 
-// lookAtFamilies answers the calls for whole families, a page at a time: no more than a look takes (promoteChunk for each slot), so that a
-// lane which has just been called does not wait for all of a family. It ends the time in which completions leave lanes to
+// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a
+// lane which has just been called does not wait for all of a family.
+const familyPage = 2000
+
+// lookAtFamilies answers the calls for whole families, a page at a time, and ends the time in which completions leave lanes to
 // the promoters because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
 	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()
 	var settle bool
-	err = q.send(unbroken, db, rare, callFamilies, []any{longPage}, row(&n, &settle))
+	err = q.send(unbroken, db, rare, callFamilies, []any{familyPage}, row(&n, &settle))
 	if err == nil && settle {
 		err = q.send(unbroken, db, rare, settleLimits, nil, noRows)
 	}

@@ -34,6 +34,18 @@ var cursorNoon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func cursorAt(us int) time.Time { return cursorNoon.Add(time.Duration(us) * time.Microsecond) }
 
+// tellMany tells a cursor of claimed jobs of one priority, due a microsecond apart: a thousand in each claim, and each
+// claim got as many as it asked for.
+func tellMany(c *cursor, priority Priority, from, to, now int) {
+	for ; from < to; from += 1000 {
+		var leases []*Lease
+		for n := from; n < min(to, from+1000); n++ {
+			leases = append(leases, &Lease{ID: int64(n), Priority: priority, RunAt: cursorAt(n)})
+		}
+		tell(c, len(leases), now, leases...)
+	}
+}
+
 func tell(c *cursor, limit, now int, leases ...*Lease) {
 	from := make([]position, 0, len(c.places))
 	for _, p := range c.places {
@@ -42,26 +54,52 @@ func tell(c *cursor, limit, now int, leases ...*Lease) {
 	c.claimed(&claim{from: from, limit: limit, leases: leases, now: cursorAt(now)}, lookOnward, time.Time{}, time.Time{}, 0)
 }
 
-func TestCursor_HowFarAClaimGoesBack(t *testing.T) {
+func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
 	t.Parallel()
-	c := newCursor()
-	tell(&c, 1, 9_000_000, &Lease{ID: 7, Priority: PriorityNormal, RunAt: cursorAt(8_000_000)}) // high came to its end
-	high, normal := cursorAt(9_000_000), position{PriorityNormal, cursorAt(8_000_000), 7}
-	for how, want := range map[look][2]position{ // not within one time
-		lookOnward: {{PriorityHigh, high.Add(-briefly), 0}, normal},
-		lookBrief:  {{PriorityHigh, high.Add(-briefly), 0}, {PriorityNormal, normal.runAt.Add(-briefly), 0}},
-		lookFar:    {{PriorityHigh, high.Add(-overlap), 0}, {PriorityNormal, normal.runAt.Add(-overlap), 0}},
-	} {
+	start := func(c *cursor, priority Priority, how look) position {
 		from := c.from(how)
-		require.Equal(t, want[:], from[:2], how)
-		require.Equal(t, beginning, from[2].runAt, "nothing is known of low")
+		require.Equal(t, priority, from[priority-PriorityHigh].priority)
+		return from[priority-PriorityHigh]
 	}
+	const window = 8 * recentStep
+
+	c := newCursor()
+	tellMany(&c, PriorityNormal, 1, window-recentStep, 2*window)
+	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1), window - recentStep - 1}, start(&c, PriorityNormal, lookOnward))
+	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent), "there were few")
+
+	tellMany(&c, PriorityNormal, window-recentStep, 10*window, 20*window)
+	for _, how := range []look{lookRecent, lookOnward} { // a priority that is caught up always looks
+		c.place(PriorityNormal).caughtUp = how == lookOnward
+		narrow := start(&c, PriorityNormal, how)
+		require.Zero(t, narrow.id, "not within one time")
+		require.False(t, narrow.runAt.After(cursorAt(9*window+recentStep)), narrow)
+		require.False(t, narrow.runAt.Before(cursorAt(9*window-recentStep)), narrow)
+	}
+	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
+	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
+	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-briefly), 0}, start(&c, PriorityHigh, lookBrief))
+	require.Equal(t, start(&c, PriorityNormal, lookRecent), start(&c, PriorityNormal, lookBrief), "very many were claimed meanwhile")
+
+	// Among other jobs, late ones arrive. The next look begins no later than with the first of them, until they are long
+	// past.
+	for n := range 100 {
+		tellMany(&c, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
+		tell(&c, 1, 20*window, &Lease{ID: 1, Priority: PriorityNormal, RunAt: cursorAt(n)})
+	}
+	require.Equal(t, cursorAt(0), start(&c, PriorityNormal, lookRecent).runAt)
+	tellMany(&c, PriorityNormal, 11*window, 12*window, 20*window)
+	require.True(t, start(&c, PriorityNormal, lookRecent).runAt.After(cursorAt(9*window)))
 
 	// The clock was set back by more than a second: what was claimed does not say where the next jobs are.
 	now := -2_000_000
 	tell(&c, 1, now)
-	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, c.from(lookFar)[1])
-	require.Equal(t, lookback{}, c.back)
+	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent))
+
+	// These jobs are due at the earliest time there is.
+	c = newCursor()
+	c.places[0].position = position{PriorityHigh, beginning.Add(time.Second), 1}
+	require.Equal(t, position{PriorityHigh, beginning, 0}, start(&c, PriorityHigh, lookRecent))
 }
 
 func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *testing.T) {
@@ -91,7 +129,7 @@ func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *test
 	// A job from the overlap does not move the position back. A clock that is a little behind does not either.
 	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
 	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
-	require.Equal(t, position{PriorityLow, cursorAt(2000).Add(-overlap), 0}, c.from(lookFar)[2], "a claim that goes back does")
+	require.Equal(t, position{PriorityLow, cursorAt(2000).Add(-overlap), 0}, c.from(lookWhole)[2], "a claim that looks back does")
 
 	// A rescan brings a job forward to the position. The next claim begins with the first id of the position's time,
 	// whether it looks back or not.
@@ -116,40 +154,46 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 		now = now.Add(took)
 	}
 	_, how := c.begin(now)
-	require.Equal(t, lookFar, how, "the first one")
+	require.Equal(t, lookWhole, how, "the first one")
 	ends(how, 40*time.Millisecond, false)
 
-	// Without a backlog, the interval is four times what that takes, and in between claims go back briefly.
+	// Without a backlog, the interval is four times what a look takes, and in between claims look back briefly.
 	for range 3 {
 		_, how = c.begin(now)
-		require.Equal(t, lookBrief, how)
+		require.Equal(t, lookBrief, how, "the whole overlap was just looked at")
 		ends(how, 50*time.Millisecond, false)
 	}
 	now = now.Add(11 * time.Millisecond)
 	_, how = c.begin(now)
-	require.Equal(t, lookFar, how)
+	require.Equal(t, lookRecent, how, "and so is 50 times what that took")
 	ends(how, 10*time.Millisecond, true)
 
-	// With a backlog, the interval is 50 times what it takes.
+	// With a backlog, the interval is 50 times what a look takes.
 	now = now.Add(499 * time.Millisecond)
 	_, how = c.begin(now)
 	require.Equal(t, lookOnward, how)
 	now = now.Add(2 * time.Millisecond)
 	_, how = c.begin(now)
-	require.Equal(t, lookFar, how)
+	require.Equal(t, lookRecent, how)
+	now = now.Add(2 * time.Second) // 50 times 40 ms
+	_, how = c.begin(now)
+	require.Equal(t, lookWhole, how)
+	c.rescanned = now
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how, "a rescan saw it all")
 
-	// What it waited for its turn is no cost, and no cost puts off the next one for more than half of the overlap.
+	// What it waited for its turn is no cost, and no cost puts off the next look for more than a second.
 	next := func(took, waited time.Duration) time.Duration {
-		c.claimed(&claim{from: fromStart(), limit: 1, now: now}, lookFar, now.Add(-took), now, waited)
+		c.claimed(&claim{from: fromStart(), limit: 1, now: now}, lookRecent, now.Add(-took), now, waited)
 		return c.nextLook().Sub(now)
 	}
 	require.Equal(t, 40*time.Millisecond, next(60*time.Millisecond, 50*time.Millisecond))
 
-	// Without a backlog, the interval is longer if it takes much more than a brief claim.
+	// Without a backlog, the interval is longer if a look takes much more than a brief claim.
 	ends(lookBrief, 2*time.Millisecond, false)
 	require.Equal(t, 8*time.Millisecond, next(2*time.Millisecond, 0))
 	require.Equal(t, 150*time.Millisecond, next(5*time.Millisecond, 0))
-	require.Equal(t, overlap/2, next(time.Minute, 0))
+	require.Equal(t, time.Second, next(time.Minute, 0))
 
 	// The clock was set back: a brief claim would begin after what is due.
 	for i := range c.places {
@@ -157,7 +201,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	}
 	ends(lookBrief, time.Millisecond, false)
 	_, how = c.begin(now)
-	require.Equal(t, lookFar, how)
+	require.GreaterOrEqual(t, how, lookRecent)
 
 	// Every eighth claim begins with the lowest priority or with the middle one, in turns.
 	c.claims = 0
@@ -195,9 +239,7 @@ func TestCursor_WhatAWaitForATurnCosts(t *testing.T) {
 		"a long one not all":  {time.Second, 990 * time.Millisecond, overlap / 2},
 		"the look does":       {time.Second, 200 * time.Millisecond, 40 * time.Second},
 	} {
-		ended := time.Now()
-		b := lookback{far: pass{ended: ended, took: test.took}, waited: test.waited}
-		require.Equal(t, test.rest, b.next(true).Sub(ended), name)
+		require.Equal(t, test.rest, pass{took: test.took, waited: test.waited}.rest(100*time.Millisecond), name)
 	}
 }
 
@@ -222,7 +264,7 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 			c.took(f, &claim{from: fromStart(), limit: 1, now: now}, how, now.Add(-100*time.Millisecond), now)
 		}
 		set(c, f)
-		claimed(lookFar)
+		claimed(lookWhole)
 		require.True(t, f.again.IsZero() || name == "not" && f.announced.IsZero(), name)
 		require.False(t, f.lookAt.After(now), name)
 		f.pause = 0
@@ -234,13 +276,37 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 				continue
 			}
 			require.True(t, f.again.After(now), name)
-			require.False(t, f.again.After(now.Add(shortly)), name)
+			require.False(t, f.again.After(now.Add(quietBefore)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
-			c.announced([]*feed{f}, []int{f.heard}, false, c.announcement.era, nil)
+			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
 			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
 			f.announced, c.announcement.wanted = time.Time{}, false
 			set(c, f)
 		}
+	}
+}
+
+func TestMoreOf(t *testing.T) {
+	t.Parallel()
+	for payload, want := range map[string]struct {
+		queue string
+		looks time.Duration
+	}{
+		"default":                          {},
+		"":                                 {},
+		"\x1f15\x1fdefault":                {"default", looksBriefly},
+		"\x1f100\x1fdefault":               {"default", looksLong},
+		"\x1f100\x1f\x1f15\x1fa":           {"\x1f15\x1fa", looksLong},
+		"\x1f100\x1f":                      {"", looksLong},
+		"\x1fdefault":                      {},
+		"\x1f\x1fdefault":                  {},
+		"\x1f-1\x1fdefault":                {},
+		"\x1f0\x1fdefault":                 {"default", 0},
+		"\x1f99999999999999999999\x1fsome": {},
+	} {
+		queue, looks := moreOf(payload)
+		require.Equal(t, want.queue, queue, "%q", payload)
+		require.Equal(t, want.looks, looks, "%q", payload)
 	}
 }
 
@@ -259,6 +325,39 @@ func TestPromoter_WaitsForTheCallThatItKnowsOf(t *testing.T) {
 	require.True(t, p.hears(t.Context(), 10*time.Minute))
 }
 
+// While calls come, looks are brief for ten times as long as one took that was not, and never longer than a second.
+func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	p := &promoter{}
+	require.False(t, p.isBrief(now))
+	p.came = true
+	require.False(t, p.isBrief(now), "it has not gone back by the margin")
+	p.back = pass{ended: now, took: 20 * time.Millisecond}
+	require.True(t, p.isBrief(now.Add(199*time.Millisecond)))
+	require.False(t, p.isBrief(now.Add(200*time.Millisecond)))
+	p.back.took = time.Minute
+	require.True(t, p.isBrief(now.Add(999*time.Millisecond)))
+	require.False(t, p.isBrief(now.Add(time.Second)))
+	p.came = false
+	require.False(t, p.isBrief(now), "the latest look found no calls")
+}
+
+// A brief look that found no calls is soon followed by one that is not brief, however long ago calls were found.
+func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
+	t.Parallel()
+	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1), laned: true}
+	p.listener.confirmed.Store(true)
+	p.listener.waits.Store(true)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.rest(ended, promoted{})
+	require.Zero(t, p.pause, "it rests for long")
+	p.owes = true
+	p.rest(ended, promoted{})
+	require.NotZero(t, p.pause, "it rests for long")
+}
+
 // One write of the announcement that waited for the disk does not keep the next one for longer.
 func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()
@@ -268,17 +367,17 @@ func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	c.listener = &listener{q: w.q}
 	rest := func(took time.Duration) time.Duration {
 		c.announcement.written = time.Now().Add(-took)
-		c.announced(nil, nil, false, c.announcement.era, nil)
+		c.announced(nil, nil, c.announcement.era, nil)
 		return c.announcement.rest
 	}
 	for range 4 {
 		rest(2 * time.Millisecond)
 	}
-	require.Less(t, rest(200*time.Millisecond), briefly)
+	require.Less(t, rest(200*time.Millisecond), announceRest)
 	for range 2 {
 		rest(200 * time.Millisecond)
 	}
-	require.Equal(t, briefly, rest(200*time.Millisecond))
+	require.Equal(t, announceRest, rest(200*time.Millisecond))
 }
 
 // That nobody waits is believed for a while: of this queue, or of all.
@@ -309,13 +408,13 @@ func TestQueue_IsQuiet(t *testing.T) {
 func TestQueue_QuietQueuesAreBounded(t *testing.T) {
 	t.Parallel()
 	q := new(Queue)
-	for i := range 5 * 10 * many {
+	for i := range 5 * maxQuiet {
 		q.setQuiet(strconv.Itoa(i), noneWaits, time.Now().Add(time.Hour))
 	}
 	n := 0
 	q.quiet.Range(func(any, any) bool { n++; return true })
-	require.LessOrEqual(t, n, 10*many)
-	require.True(t, q.isQuiet(strconv.Itoa(5*10*many-1)))
+	require.LessOrEqual(t, n, maxQuiet)
+	require.True(t, q.isQuiet(strconv.Itoa(5*maxQuiet-1)))
 }
 
 // A server in FIPS mode refuses md5.
@@ -430,22 +529,28 @@ func TestQuarantine_TheTurnIsTakenOnce(t *testing.T) {
 	require.True(t, turn.take(true))
 }
 
-// A notification names a queue. One look takes it.
+// A notification names a queue, after lookMore or not, and a queue may have a name that begins like that. One look takes it.
 func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
 	q.pauses.known.Store(&paused{at: time.Now().Add(time.Hour)})
 	x := &executor{q: q, slots: make(map[string]*slots)}
-	x.slots["mail"] = &slots{queue: "mail", count: 2, width: 1}
+	const more = lookMore + "15" + lookMore
+	for _, queue := range []string{"mail", lookMore + "odd"} {
+		x.slots[queue] = &slots{queue: queue, count: 2, width: 1}
+	}
 	p := &promoter{exec: x, laned: true, wake: make(chan struct{}, 1)}
-	p.rouse("mail")
-	p.rouse("") // of a wake-up that names none
-	n := p.first()
-	require.NotNil(t, n)
-	require.Equal(t, "mail", n.queue)
-	require.Nil(t, p.first(), "taken")
-	p.rouse("mail")
-	require.Nil(t, p.first(), "the other slot is for a claim")
+	for heard, queue := range map[string]string{"mail": "mail", more + "mail": "mail", lookMore + "odd": lookMore + "odd", more + lookMore + "odd": lookMore + "odd"} {
+		p.rouse(heard)
+		p.rouse("") // of a wake-up that names none
+		n := p.first()
+		require.NotNil(t, n, "%q", heard)
+		require.Equal(t, queue, n.queue)
+		require.Nil(t, p.first(), "taken")
+		p.rouse(heard)
+		require.Nil(t, p.first(), "the other slot is for a claim")
+		n.s.outstanding.Add(-1)
+	}
 	p.rouse("another")
 	require.Nil(t, p.first())
 }
@@ -489,7 +594,7 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 		for _, f := range feeds {
 			heard = append(heard, f.heard)
 		}
-		c.announced(feeds, heard, false, c.announcement.era, nil)
+		c.announced(feeds, heard, c.announcement.era, nil)
 		return c.listener.waits.Load()
 	}
 	a, b := c.byName["a"], c.byName["b"]
@@ -1349,9 +1454,9 @@ func TestWant_LastsUntilTheNextTurn(t *testing.T) {
 }
 
 // A look at what is new goes back by a time at least, and by twice that time if looks come often.
-func TestIDMark(t *testing.T) {
+func TestLookBack(t *testing.T) {
 	t.Parallel()
-	var b idMark
+	var b lookBack
 	began := time.Now()
 	at := func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
 	for ms := 0; ms <= 100; ms += 2 { // the id is the millisecond, from 1 on
@@ -1359,20 +1464,20 @@ func TestIDMark(t *testing.T) {
 			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
 			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
 		}
-		b.saw(int64(ms)+1, at(ms), at(ms), shortly)
+		b.saw(int64(ms)+1, at(ms), at(ms), lookNewBack)
 	}
 }
 
 // The id is read at the end of a message that took long: what was enqueued meanwhile counts as new.
-func TestIDMark_AfterAMessageThatTookLong(t *testing.T) {
+func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
 	t.Parallel()
-	var b idMark
+	var b lookBack
 	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
-	b.saw(1, at(0), at(1), shortly)
-	b.saw(100, at(30), at(130), shortly)
-	b.saw(132, at(131), at(132), shortly)
+	b.saw(1, at(0), at(1), lookNewBack)
+	b.saw(100, at(30), at(130), lookNewBack)
+	b.saw(132, at(131), at(132), lookNewBack)
 	require.Equal(t, int64(1), b.from, "the id 100 was drawn a millisecond ago")
-	b.saw(152, at(151), at(152), shortly)
+	b.saw(152, at(151), at(152), lookNewBack)
 	require.Equal(t, int64(100), b.from)
 }
 
@@ -1388,7 +1493,7 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 	look := &newLook{began: now, done: true}
 	c.wentAlong(look, now.Add(time.Millisecond), nil)
 	c.sawNew(look, now.Add(time.Millisecond))
-	require.Equal(t, now.Add(time.Millisecond+livelyHold), c.looks.fresh.at)
+	require.Equal(t, now.Add(time.Millisecond+lookNewRest), c.looks.fresh.at)
 	c.wentAlong(look, now.Add(time.Second), errors.New("the claim failed"))
 	require.Zero(t, c.looks.fresh.took, "the next one is sent by itself")
 	require.Equal(t, now.Add(time.Second), c.looks.fresh.at)
@@ -1417,14 +1522,14 @@ func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 		c.sawNew(&newLook{began: now, done: true, queues: queues}, now)
 		return c.looks.fresh.at.Sub(now)
 	}
-	const took = 2 * livelyHold
+	const took = 2 * lookNewRest
 	for n := range 10 {
-		require.Equal(t, min(time.Duration(n+1), aFifth)*took, rest(took, "of others"))
+		require.Equal(t, min(time.Duration(n+1), livelyRest)*took, rest(took, "of others"))
 	}
 	require.Equal(t, took, rest(took, DefaultQueue))
 	require.Equal(t, took, rest(took, DefaultQueue), "it is known that it is due")
 	require.Equal(t, 2*took, rest(took))
-	require.Equal(t, livelyHold, rest(time.Microsecond, DefaultQueue))
+	require.Equal(t, lookNewRest, rest(time.Microsecond, DefaultQueue))
 	c.byName[DefaultQueue].paused = true
 	require.Equal(t, 2*took, rest(took, DefaultQueue))
 }
@@ -1438,10 +1543,37 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	took := livelyLook
 	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
 	require.True(t, c.looksAtNew())
-	require.Equal(t, aTwentieth*took, c.lookInterval())
+	require.Equal(t, lookSomeRest*took, c.lookInterval())
 	c.q.citus.Store(citusYes)
 	require.False(t, c.looksAtNew())
-	require.Equal(t, aFifth*took, c.lookInterval())
+	require.Equal(t, livelyRest*took, c.lookInterval())
+}
+
+// Where many others wait, a run that was woken announces itself after the job, and no later because of further ones. Otherwise it does
+// so at once.
+func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	for _, many := range []bool{false, true} {
+		c := newClaimer(w, 1, quick{}, nil)
+		c.listener = &listener{}
+		c.listener.confirmed.Store(true)
+		a, f, now := &c.announcement, c.feeds[0], time.Now()
+		a.many, a.written = many, now.Add(-time.Second)
+		c.settle(f, now)
+		require.True(t, a.wanted)
+		if !many {
+			require.LessOrEqual(t, a.wait(now, false), time.Duration(0))
+			continue
+		}
+		require.Equal(t, quietBefore, a.wait(now, false))
+		c.settle(f, now.Add(quietBefore/2))
+		require.Equal(t, quietBefore, a.wait(now, false))
+		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
+		c.settle(f, now)
+		require.LessOrEqual(t, a.wait(now, false), time.Duration(0))
+	}
 }
 
 // Where jobs come often, claims do not wait for a statement that looks at thousands of queues.
@@ -1471,7 +1603,7 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	c.looks.took = [2]time.Duration{time.Millisecond, time.Millisecond}
 	require.Equal(t, 3*pollListening, c.lookInterval())
 	c.announcement.polls = true
-	require.Equal(t, 4*pollListening, c.lookInterval())
+	require.Equal(t, pollSeldom, c.lookInterval())
 	c.looks.each = [2]time.Duration{10 * time.Microsecond, 10 * time.Microsecond}
 	require.Equal(t, 6*pollListening, c.lookInterval())
 }

@@ -46,15 +46,15 @@ type WorkerConfig struct {
 	// seconds if notifications arrive, which let the worker find new jobs within about a millisecond; a quarter of a second
 	// if they do not, as behind PgBouncer in transaction mode, or if jobs that are enqueued in a transaction send none, as
 	// on servers that allow prepared transactions. The default grows to a hundred times what looking takes, at most ten
-	// seconds: a worker of thousands of queues looks less often. Where ten or more workers with the same queues and
-	// kinds wait, nine of them look so often, listen for new jobs and start delayed jobs at their time. The others look
-	// every 4.4 seconds, one after the other, and whoever finds a job joins the nine if some of these are full or dead.
-	// So what the nine have no handlers for, or should have started before they were killed, starts up to 4.8 seconds
-	// late. With an interval of your own all listen. At most an hour.
+	// seconds: a worker of thousands of queues looks less often. Where ten or more workers with the same queues and kinds
+	// wait, nine of them look so often, listen for new jobs and start delayed jobs at their time. The others look every 4.4
+	// seconds, one after the other, and whoever finds a job joins the nine for a while. So what the nine have no handlers for,
+	// or should have started before they were killed, starts up to 4.4 seconds late. With an interval of your own all listen.
+	// At most an hour.
 	//
-	// A transaction that enqueues while no worker waits for the queue notifies nobody. If it commits when a worker has
-	// waited for longer than three seconds, or a tenth of this interval if that is less, its job starts at the worker's
-	// next look.
+	// A transaction that enqueues while no worker waits for the queue notifies nobody, nor, with the default interval, one that does so while a
+	// worker looks for the jobs that come one soon after the other. If it commits when a worker has waited
+	// for longer than three seconds, or a tenth of this interval if that is less, its job starts at the worker's next look.
 	PollInterval time.Duration
 
 	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it cancels their

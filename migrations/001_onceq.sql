@@ -58,7 +58,8 @@
 --   waiter_queues  One row for each queue of each set of queues that workers serve, so that a worker announces itself with
 --                one row. Workers insert it; the Reaper deletes the sets that nobody serves any more.
 --   wakes        One row for each time that a worker was woken for a queue. Enqueue inserts it, beside the notification, and the
---                worker deletes it when it waits again. A worker that never does is woken once.
+--                worker deletes it when it waits again. A worker that never does is woken once. The row also says whether the
+--                worker goes on looking, so that jobs which come soon after need nobody else.
 --   turns        One row for each queue with a backlog and each set of kinds that is claimed there: how far claims have come.
 --                Claims that take turns read and write it. The Reaper deletes rows that are no longer written.
 --
@@ -390,6 +391,8 @@ create unlogged table {{.schema}}.waiters (
   round      bigint not null,            -- how often it has said that it waits
   room       bigint not null,            -- for how many jobs
   kinds      bigint not null default 0,  -- the set of its kinds, and how often it looks
+  looks      smallint not null default 0,    -- for so many milliseconds it may get the jobs of a queue alone: its handlers are quick, and others wait
+  polls      boolean not null default false, -- it polls at the default interval, and so may get those of open transactions too
   busy       text[] collate "C",         -- queues of the set for which it has no room now; null: none
   idle_until timestamptz not null
 ) with (fillfactor = 50);
@@ -405,9 +408,13 @@ create unlogged table {{.schema}}.wakes (
   worker bigint not null,
   round  bigint not null,
   queue  text collate "C" not null,
+  looks  smallint not null default 0, -- for so many milliseconds the worker looks for more jobs, and nobody else is woken
+  polls  boolean not null default false,
   at     timestamptz not null default statement_timestamp()
 );
 create index wakes_worker on {{.schema}}.wakes (worker, round, queue); -- not unique: an insert waits for nobody
+create index wakes_queue on {{.schema}}.wakes (queue, at);
+create index wakes_looks on {{.schema}}.wakes (queue, at) where looks > 0;
 
 -- Where the latest claim of a queue's backlog ended. Unlogged, because nothing is lost with it.
 create unlogged table {{.schema}}.turns (
@@ -428,27 +435,49 @@ create unlogged table {{.schema}}.turns (
 -- cannot prepare transactions, notifying does no harm either. Two transactions may wake the same worker: neither sees the
 -- other's row in wakes. A serializable transaction inserts none, because it would conflict with each other one that has looked
 -- whether there is one: such transactions may wake a worker again that was woken.
+--
+-- If single jobs come one soon after the other to workers whose handlers are quick, the worker that is woken is told to
+-- look for more for a while (listen.go), and meanwhile nobody else is woken. Otherwise each job would cost
+-- a notification, which each process gets that listens, an announcement, and a claim or two. A transaction of the caller's may
+-- commit when the worker looks no longer. Then the job is found by what it looks for after that (lookForLeft), or
+-- by somebody's poll, so that is only for workers that poll at the default interval.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $wake$
 #variable_conflict use_column
 declare
   may boolean := own or current_setting('max_prepared_transactions') = '0';
+  often boolean := false;
+  looked boolean;
   n bigint := 0;
   room bigint := 0;
   w record;
 begin
+  if jobs = 1 then
+    select count(*) > 0, coalesce(bool_or(x.at > statement_timestamp() - x.looks::float8 * interval '1 millisecond' and (own or x.polls)), false)
+      into often, looked
+      from {{.schema}}.wakes x
+     where x.queue = wake.queue and x.looks > 0 and x.at > statement_timestamp() - interval '130 milliseconds'
+       and x.at > statement_timestamp() - (x.looks + 30)::float8 * interval '1 millisecond' and x.at <= clock_timestamp();
+    if looked then
+      return 1;
+    end if;
+    if not often then
+      often := exists (select from {{.schema}}.wakes x
+                        where x.queue = wake.queue and x.at > statement_timestamp() - interval '30 milliseconds' and x.at <= clock_timestamp());
+    end if;
+  end if;
   for w in
-    select c.worker, c.round, c.room
+    select c.worker, c.round, c.room, c.kinds, c.polls, case when often and (own or c.polls) then c.looks else 0 end as looks
       from {{.schema}}.waiter_queues s
      cross join lateral (
-           (select w.worker, w.round, w.room
+           (select w.worker, w.round, w.room, w.kinds, w.looks, w.polls
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker >= wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
                and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round and x.queue = wake.queue offset 0)
              order by w.worker limit least(wake.jobs, 64))
            union all
-           (select w.worker, w.round, w.room
+           (select w.worker, w.round, w.room, w.kinds, w.looks, w.polls
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker < wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
@@ -459,10 +488,14 @@ begin
   loop
     n := n + 1;
     if may then
-      if current_setting('transaction_isolation') <> 'serializable' then
-        insert into {{.schema}}.wakes (worker, round, queue) values (w.worker, w.round, wake.queue);
+      if w.looks > 0 and exists (select from {{.schema}}.waiter_queues s join {{.schema}}.waiters v on v.serves = s.serves
+                                  where s.queue = wake.queue and v.kinds <> w.kinds and v.idle_until > statement_timestamp()) then
+        w.looks := 0; -- the next jobs may be for those alone
       end if;
-      perform pg_notify('onceq_' || w.worker, wake.queue);
+      if current_setting('transaction_isolation') <> 'serializable' then
+        insert into {{.schema}}.wakes (worker, round, queue, looks, polls) values (w.worker, w.round, wake.queue, w.looks, w.polls);
+      end if;
+      perform pg_notify('onceq_' || w.worker, case when w.looks > 0 then chr(31) || w.looks || chr(31) else '' end || wake.queue);
     end if;
     room := room + w.room;
     exit when room >= jobs;

@@ -262,7 +262,7 @@ func TestSession_ABlockedStatementHoldsUpNobodyElse(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, add(t, db, onceq.Job{}), receive(t, ran))
 	// The next announcement, of which the server shows the first kilobyte.
-	const blocked = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%said as materialized%')`
+	const blocked = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%near as materialized%')`
 	until(t, db, blocked)
 	id := add(t, db, onceq.Job{})
 	require.Equal(t, id, receive(t, ran))

@@ -58,14 +58,14 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 		}}
 	}))
 	const workers, jobs = 12, 30
-	for range workers {
+	for range workers { // with room for so few jobs that none goes on looking for those that come soon
 		start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 5}}}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	}
 	all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
 	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
 	until(t, db, all)
 	for _, w := range sqlOne[[]int64](t, db, `select array_agg(worker) from onceq.waiters`) { // each knows of the others once it has been woken
-		sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue) select worker, round, 'default' from onceq.waiters where worker = $1)
+		sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', 0 from onceq.waiters where worker = $1)
 			select pg_notify('onceq_' || $1, 'default')`, w)
 		until(t, db, all)
 	}
@@ -80,18 +80,25 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 }
 
 // Where very many wait, most of them only poll: their sessions do not listen, because a notification wakes each one that does. Who finds
-// a job by polling watches from then on, if those that watched are busy. When it is calm, few watch again.
+// a job by polling watches from then on, and listens before producers know it. When it is calm, few watch again.
 func TestWake_MostOfVeryManyOnlyPoll(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	listens := make(map[string]bool)
-	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+	var early []string // were announced before their sessions listened
+	var db *queuetest.DB
+	db = queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
 			how, channel, ok := strings.Cut(sql, " onceq_")
-			if ok && strings.HasSuffix(how, "listen") {
-				mu.Lock()
-				defer mu.Unlock()
-				listens[channel] = how == "listen"
+			if !ok || !strings.HasSuffix(how, "listen") {
+				return
+			}
+			var announced bool
+			err := db.Pool.QueryRow(context.Background(), `select exists (select from onceq.waiters where worker::text = $1)`, channel).Scan(&announced)
+			mu.Lock()
+			defer mu.Unlock()
+			if listens[channel] = how == "listen"; listens[channel] && (announced || err != nil) {
+				early = append(early, fmt.Sprint(channel, err))
 			}
 		}}
 	}))
@@ -148,6 +155,7 @@ func TestWake_MostOfVeryManyOnlyPoll(t *testing.T) {
 	holds.Store(false)
 	release()
 	until(t, db, noJobs)
+	eventually(t, "more that watch", func() bool { return len(waiting()) > watchers && listening() >= len(waiting()) })
 	eventually(t, "few that watch", few)
 
 	t.Log("all that watch have ended, but for the last worker if it does")
@@ -157,6 +165,9 @@ func TestWake_MostOfVeryManyOnlyPoll(t *testing.T) {
 	add(t, db, onceq.Job{})
 	until(t, db, noJobs)
 	eventually(t, "the one that found the job watches", func() bool { return len(waiting()) > 0 && listening() >= len(waiting()) })
+	mu.Lock()
+	defer mu.Unlock()
+	require.Empty(t, early)
 }
 
 // Nobody only polls because of others that have room for fewer jobs. A queue that is paused makes no difference: all know that it is.
@@ -218,9 +229,9 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 				start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 			}
 			until(t, db, fmt.Sprintf(`%d <= (select count(*) from onceq.waiters)`, watchers))
-			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, kinds, idle_until)
-				select -n, serves, 1, 100, kinds, now() + interval '1 hour' from onceq.waiters, generate_series(1, $1::int) n where worker = (select max(worker) from onceq.waiters)`, dead)
-			sqlRun(t, db, `insert into onceq.wakes (worker, queue, round, at) select worker, 'default', 1, now() - interval '1 hour' from onceq.waiters where worker < 0`)
+			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, kinds, looks, idle_until)
+				select -n, serves, 1, 100, kinds, 15, now() + interval '1 hour' from onceq.waiters, generate_series(1, $1::int) n where worker = (select max(worker) from onceq.waiters)`, dead)
+			sqlRun(t, db, `insert into onceq.wakes (worker, queue, round) select worker, 'default', 1 from onceq.waiters where worker < 0`)
 			all := fmt.Sprintf(`%d <= (select count(*) from onceq.waiters w where idle_until > statement_timestamp() and worker > 0
 			                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, watchers)
 			until(t, db, all)
@@ -252,14 +263,29 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 	}
 }
 
-// Where many wait and jobs come one soon after the other, those that are woken look for a while, and nobody is woken meanwhile. No job
-// waits for a poll for that. One of a transaction that commits when nobody looks any longer is found all the same.
-func TestWake_JobsInQuickSuccessionShareWakes(t *testing.T) {
+// Where many wait and jobs come one soon after the other, the worker that is woken goes on looking for a while, and nobody else
+// is woken meanwhile. No job waits for a poll for that, as long as the handlers stay quick.
+func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 	long(t, "jobs have to come in quick succession, which a busy machine does not do")
 	t.Parallel()
-	f := newFleet(t)
-	f.shares(t, func() { add(t, f.db, onceq.Job{}) })
-	f.shares(t, func() { f.inTx(t, func() {}) })
+	f := newFleet(t, time.Hour, func(context.Context, *onceq.Lease) error { return nil })
+	f.shares(t, f.more.Load, func() { add(t, f.db, onceq.Job{}) })
+
+	// What a transaction enqueues wakes somebody for each job: it may commit late, and the next poll is in an hour.
+	until(t, f.db, f.all)
+	f.enqueue(t, 40, func() { f.inTx(t, func() {}) })
+	require.Zero(t, f.more.Load())
+	require.Positive(t, f.plain.Load()) // not one each: there may have been nobody left to wake
+}
+
+// Where workers poll at the default interval, jobs of transactions share wakes too. One whose transaction commits when nobody looks
+// any longer is found all the same.
+func TestWake_JobsOfTransactionsShareAWake(t *testing.T) {
+	long(t, "jobs have to come in quick succession, which a busy machine does not do")
+	t.Parallel()
+	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
+	f.shares(t, f.long.Load, func() { add(t, f.db, onceq.Job{}) })
+	f.shares(t, f.long.Load, func() { f.inTx(t, func() {}) })
 	for _, late := range []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, time.Second, 4 * time.Second} {
 		f.inTx(t, func() {
 			for range 20 {
@@ -272,20 +298,19 @@ func TestWake_JobsInQuickSuccessionShareWakes(t *testing.T) {
 	}
 }
 
-// shares checks that jobs share wakes. one enqueues a job.
-func (f *fleet) shares(t *testing.T, one func()) {
+// shares checks that jobs share wakes, and that some are of a sort. one enqueues a job.
+func (f *fleet) shares(t *testing.T, some func() int64, one func()) {
 	const jobs = 300
-	for quick, try := 0, 0; ; try++ {
+	shared := false
+	for try, quick := 0, 0; !shared; try++ {
 		require.Less(t, quick, 3, "rounds in which jobs came quickly, and wakes were not shared")
 		if try == 6 {
 			t.Skip("this machine has too much other work for jobs in quick succession, and wakes somebody for each")
 		}
 		took := f.enqueue(t, jobs, one)
-		t.Logf("%d jobs in %s: %d wakes", jobs, took, f.wakes.Load())
-		if f.wakes.Load() < jobs*3/4 {
-			return
-		}
-		if took < jobs*5*time.Millisecond {
+		wakes, more, long := f.plain.Load()+f.more.Load(), f.more.Load(), f.long.Load()
+		t.Logf("%d jobs in %s: %d wakes, %d of them to look for more, %d of these for long", jobs, took, wakes, more, long)
+		if shared = wakes < jobs*3/4 && some() > 0; took < jobs*5*time.Millisecond {
 			quick++
 		}
 	}
@@ -301,27 +326,116 @@ func (f *fleet) inTx(t *testing.T, then func()) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
+// Who is woken for a job, and for how long that one gets the jobs of a queue alone. All is said at one time of the server.
+func TestWake_WhoGetsTheJobsOfAWhile(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const waiter = `insert into onceq.waiter_queues values ('default', 1), ('default', 2);
+		insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, idle_until) values (1, 1, 1, 100, 7, 100, true, statement_timestamp() + interval '1 hour');`
+	woken := func(queue string, looks int, polls bool, ago string) string {
+		return fmt.Sprintf(`insert into onceq.wakes values (3, 1, '%s', %d, %t, statement_timestamp() - interval '%s');`, queue, looks, polls, ago)
+	}
+	for name, c := range map[string]struct {
+		before string
+		own    bool
+		want   string // the worker, and for how many milliseconds
+	}{
+		"nobody was woken lately":                                          {"", true, "1 for 0"},
+		"somebody was":                                                     {woken("default", 0, true, "20 ms"), true, "1 for 100"},
+		"somebody was a little earlier":                                    {woken("default", 0, true, "40 ms"), true, "1 for 0"},
+		"somebody was for another queue":                                   {woken("other", 100, true, "20 ms"), true, "1 for 0"},
+		"somebody gets them now":                                           {woken("default", 100, true, "90 ms"), true, ""},
+		"somebody gets them briefly":                                       {woken("default", 15, false, "10 ms"), true, ""},
+		"but not those of transactions":                                    {woken("default", 100, false, "90 ms"), false, "1 for 100"},
+		"those of transactions too":                                        {woken("default", 100, true, "90 ms"), false, ""},
+		"somebody got them until just now":                                 {woken("default", 100, true, "110 ms"), true, "1 for 100"},
+		"somebody got them until a while ago":                              {woken("default", 100, true, "140 ms"), true, "1 for 0"},
+		"somebody got them briefly until just now":                         {woken("default", 15, true, "20 ms"), true, "1 for 100"},
+		"the clock was set back since":                                     {woken("default", 100, true, "-1 hour"), true, "1 for 0"},
+		"a worker with other kinds waits for them":                         {woken("default", 0, true, "20 ms") + `insert into onceq.waiters (worker, serves, round, room, kinds, busy, idle_until) values (2, 2, 1, 100, 8, '{default}', statement_timestamp() + interval '1 hour');`, true, "1 for 0"},
+		"the announcement of the one with other kinds ended":               {woken("default", 0, true, "20 ms") + `insert into onceq.waiters (worker, serves, round, room, kinds, busy, idle_until) values (2, 2, 1, 100, 8, '{default}', statement_timestamp());`, true, "1 for 100"},
+		"a transaction's job, for a worker that polls at its own interval": {woken("default", 0, true, "20 ms") + `update onceq.waiters set polls = false;`, false, "1 for 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := db.Pool.Acquire(t.Context())
+			require.NoError(t, err)
+			defer conn.Release()
+			results, err := conn.Conn().PgConn().Exec(t.Context(), strings.ReplaceAll(`begin;`+waiter+c.before+fmt.Sprintf(`select onceq.wake('default', 1, 0, %t);
+				select coalesce(string_agg(worker || ' for ' || looks, ', '), '') from onceq.wakes where worker < 3;
+				rollback`, c.own), "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")).ReadAll()
+			require.NoError(t, err)
+			require.Equal(t, c.want, string(results[len(results)-2].Rows[0][0]))
+			require.Equal(t, "1", string(results[len(results)-3].Rows[0][0]), "there is somebody for the job")
+		})
+	}
+}
+
+// Handlers that take their time are spread over the workers: each job wakes another one.
+func TestWake_SlowJobsInQuickSuccessionWakeOneEach(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, time.Hour, func(ctx context.Context, _ *onceq.Lease) error {
+		select {
+		case <-time.After(30 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		return nil
+	})
+	f.enqueue(t, 60, func() { add(t, f.db, onceq.Job{}) })
+	require.Zero(t, f.more.Load())
+}
+
+// A worker that was told to look for more, and is dead, keeps no job longer than until another one polls.
+func TestWake_ADeadWorkerThatWasToLookForMore(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var ran atomic.Int64
+	w := start(t, db, onceq.WorkerConfig{PollInterval: 200 * time.Millisecond}, handle(func(context.Context, *onceq.Lease) error {
+		ran.Add(1)
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, kinds, looks, idle_until)
+		select n, serves, 1, 100, kinds, 15, now() + interval '1 hour' from onceq.waiters, generate_series(1, 20) n where worker > 20`)
+	const jobs = 50
+	for range jobs {
+		add(t, db, onceq.Job{})
+	}
+	until(t, db, noJobs)
+	require.Equal(t, int64(jobs), ran.Load())
+	eventually(t, "a dead worker that was to look for more", func() bool { // two jobs within 30 ms are needed for that
+		sqlRun(t, db, `delete from onceq.wakes where worker <= 20`) // each is woken only once
+		add(t, db, onceq.Job{})
+		add(t, db, onceq.Job{})
+		return sqlOne[bool](t, db, `select exists (select from onceq.wakes where worker <= 20 and looks > 0)`)
+	})
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
+
 // watchers is how many workers watch at the default interval; the others only poll.
 const watchers = 9
 
-// fleet is a number of workers that all wait, and know of each other.
+// fleet is a number of workers that all wait, and know of each other and of their handlers.
 type fleet struct {
-	all    string // true when all workers wait
-	db     *queuetest.DB
-	wakes  atomic.Int64 // notifications
-	passed chan string  // gets what is notified to "passed"
+	all               string // true when all workers wait
+	db                *queuetest.DB
+	plain, more, long atomic.Int64 // notifications, those that ask to look for more, and those of them that ask for a tenth of a second
+	passed            chan string  // gets what is notified to "passed"
 }
 
-func newFleet(t *testing.T) *fleet {
+func newFleet(t *testing.T, poll time.Duration, handler func(context.Context, *onceq.Lease) error) *fleet {
 	f := &fleet{db: queuetest.New(t), passed: make(chan string, 10)}
-	const workers = watchers
+	workers := 12
+	if poll == 0 {
+		workers = watchers
+	}
 	for range workers {
-		start(t, f.db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+		start(t, f.db, onceq.WorkerConfig{PollInterval: poll}, handle(handler))
 	}
 	f.all = fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
 	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
 	until(t, f.db, f.all)
-	for range 3 * workers { // a worker that was woken knows of the others
+	for range 3 * workers { // a worker that was woken knows of the others, and how long its handlers take
 		add(t, f.db, onceq.Job{})
 		until(t, f.db, noJobs)
 		until(t, f.db, f.all)
@@ -349,8 +463,12 @@ func newFleet(t *testing.T) *fleet {
 				return
 			case n.Channel == "passed":
 				f.passed <- n.Payload
+			case strings.HasPrefix(n.Payload, "\x1f"):
+				if f.more.Add(1); strings.HasPrefix(n.Payload, "\x1f100\x1f") {
+					f.long.Add(1)
+				}
 			default:
-				f.wakes.Add(1)
+				f.plain.Add(1)
 			}
 		}
 	}()
@@ -370,7 +488,9 @@ func (f *fleet) enqueue(t *testing.T, jobs int, one func()) (took time.Duration)
 		receive(t, f.passed)
 	}
 	pass()
-	f.wakes.Store(0)
+	f.plain.Store(0)
+	f.more.Store(0)
+	f.long.Store(0)
 	began := time.Now()
 	for range jobs {
 		one()
@@ -456,7 +576,50 @@ func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 	eventually(t, "no connection", func() bool { return own() == 0 })
 }
 
-// A worker that was woken and ends before it waits again wakes another one: it may not have seen the job.
+// A worker that becomes full tells another one of the jobs that only it was told of, and that one the next.
+func TestWake_AFullWorkerPassesOn(t *testing.T) {
+	t.Parallel()
+	for name, notify := range map[string]string{
+		"one notification": `select pg_notify('onceq_' || min(worker), 'default') from onceq.waiters`,
+		"it was to get the jobs of a while alone": `with it as (select worker, round from onceq.waiters order by worker limit 1),
+			woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', 30000 from it)
+			select pg_notify('onceq_' || worker, chr(31) || 30000 || chr(31) || 'default') from it`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			aFullWorkerPassesOn(t, notify)
+		})
+	}
+}
+
+func aFullWorkerPassesOn(t *testing.T, notify string) {
+	db := queuetest.New(t)
+	const workers, slots = 3, 2
+	started, end := make(chan int64, workers*slots+1), make(chan struct{})
+	release := sync.OnceFunc(func() { close(end) })
+	defer release()
+	for range workers {
+		start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
+			handle(func(_ context.Context, l *onceq.Lease) error {
+				started <- l.ID
+				<-end
+				return nil
+			}))
+	}
+	until(t, db, fmt.Sprintf(`%d = (select count(*) from onceq.waiters where idle_until > statement_timestamp() and idle_until < statement_timestamp() + interval '56 seconds')`, workers))
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+select nextval('onceq.ids'), now(), now(), 3, 0, 'default', 'k', '1' from generate_series(1, $1)`, workers*slots+1) // this wakes nobody
+	require.NoError(t, err)
+	sqlRun(t, db, notify)
+	for range workers * slots {
+		receive(t, started)
+	}
+	release()
+	until(t, db, noJobs)
+}
+
+// A worker that was to get the jobs of a while alone, and ends meanwhile, wakes another one for them.
 func TestWake_AWorkerThatEndsPassesOn(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -480,26 +643,43 @@ func TestWake_AWorkerThatEndsPassesOn(t *testing.T) {
 	stays := sqlOne[int64](t, db, `select worker from onceq.waiters`)
 	_, err = listens.Exec(t.Context(), fmt.Sprintf(`listen onceq_%d`, stays))
 	require.NoError(t, err)
-	ends := func(woken bool) bool {
+	ends := func(looks int) bool {
 		until(t, db, fmt.Sprintf(`1 = (select count(*) from onceq.waiters w where worker = %d and idle_until > statement_timestamp()
 		                                  and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, stays))
 		hears()
 		w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 		until(t, db, `2 = (select count(*) from onceq.waiters where idle_until > statement_timestamp())`)
-		if woken { // as far as producers know
-			sqlRun(t, db, `insert into onceq.wakes (worker, round, queue) select worker, round, 'default' from onceq.waiters where worker <> $1`, stays)
+		if looks > 0 {
+			sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', $2 from onceq.waiters where worker <> $1)
+				select pg_notify('onceq_' || worker, chr(31) || $2 || chr(31) || 'default') from onceq.waiters where worker <> $1`, stays, looks)
 		}
 		require.NoError(t, w.stop())
 		return hears()
 	}
-	require.False(t, ends(false))
-	require.True(t, ends(true))
+	require.False(t, ends(0), "nobody was to look for more")
+	require.True(t, ends(30000))
 }
 
-// A burst spreads over the workers that wait: nobody takes more of it than it has handlers for while others sleep. What the one that was
-// woken for it has no room for waits for another one's look.
+// Nobody gets the jobs of a while alone where others wait that have other kinds: the jobs may be theirs.
+func TestWake_OthersOfOtherKindsAreWokenToo(t *testing.T) {
+	long(t, "jobs have to come in quick succession, which a busy machine does not do")
+	t.Parallel()
+	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
+	f.shares(t, f.long.Load, func() { add(t, f.db, onceq.Job{}) })
+	sqlRun(t, f.db, `with one as (
+			insert into onceq.waiters (worker, serves, round, room, kinds, idle_until)
+			select 1, serves, 1, 100, kinds + 1, now() + interval '1 hour' from onceq.waiters limit 1 returning worker)
+		insert into onceq.wakes (worker, round, queue) select worker, 1, 'default' from one`) // so it is never chosen
+	f.enqueue(t, 300, func() { add(t, f.db, onceq.Job{}) })
+	require.Zero(t, f.more.Load())
+	require.Positive(t, f.plain.Load())
+}
+
+// A burst spreads over the workers that wait: nobody takes more of it than it has handlers for while others sleep. No poll is needed for
+// that, except where many producers wake the same worker at the same moment, or one that is known to be quick is trusted with the jobs
+// of a while and its handlers take long: what it has no room for waits for another one's look.
 func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
-	long(t, "eight bursts, each beside a dozen workers")
+	long(t, "bursts and no poll for an hour, which a machine that stands still for seconds may need")
 	t.Parallel()
 	one := func(ctx context.Context, db *queuetest.DB, jobs []onceq.Job) (err error) {
 		for i := 0; i < len(jobs) && err == nil; i++ {
@@ -537,13 +717,13 @@ func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", known to be quick ", known), func(t *testing.T) {
 				t.Parallel()
 				db := queuetest.New(t)
-				const workers, slots = 12, 10
+				const workers, slots = 12, 10 // with so many a worker may be trusted with the jobs of a while
 				var holds atomic.Bool
 				started, end := make(chan int, workers*slots), make(chan struct{})
 				release := sync.OnceFunc(func() { close(end) })
 				defer release()
 				for i := range workers {
-					start(t, db, onceq.WorkerConfig{PollInterval: time.Second, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
+					start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}},
 						handle(func(context.Context, *onceq.Lease) error {
 							if holds.Load() {
 								started <- i
@@ -562,6 +742,8 @@ func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
 						until(t, db, all)
 					}
 				}
+				// They look again for three seconds after they have announced themselves.
+				until(t, db, all+` and (select max(idle_until) < statement_timestamp() + interval '56 seconds' from onceq.waiters)`)
 				holds.Store(true)
 				jobs := make([]onceq.Job, workers*slots)
 				for i := range jobs {

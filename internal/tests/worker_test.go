@@ -1140,7 +1140,7 @@ func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Tr
 
 // These are parts of the worker's statements.
 const (
-	announces  = "waiters (worker, serves, round, room, kinds, busy, idle_until)"
+	announces  = "waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)"
 	asksNext   = "from seen where next <="
 	claimsJobs = "and leased_until is null and lost = 0"
 )

@@ -35,6 +35,10 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), $3::bigint
 -- after.go: sweepMembers
 select from onceq.sweep_members() m;
 
+-- announce.go: wakeOther
+with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
+select onceq.wake($1::text, 1, $2::bigint, true) from (select count(*) from alone) a;
+
 -- audit.go: Actions.page
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
  where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int;
@@ -1692,32 +1696,31 @@ select x.lane,
 
 -- listen.go: announce.announce
 with said as materialized (
-  select exists (select from onceq.waiters w
-                  where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $9::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round and x.at < statement_timestamp() - interval '1 second' offset 0)) as backed,
-         exists (select from onceq.waiters w
-                  where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $9::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)) as waited,
-         $10::bool and $8::int <=
+  select (select count(*)
+            from (select from onceq.waiters w
+                   where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+                   limit $8::int) o) as others,
+         $13::bool and $8::int <=
          (select count(*)
             from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint and w.kinds = $9::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round and x.at < statement_timestamp() - interval '1 second' offset 0)
+                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as polls
 ),
 woken as (
-  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint
+  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($12::text[], '{}')))
 ),
 gone as (
   delete from onceq.waiters using (select from said where polls offset 0) s where worker = $1::bigint
 ),
 row as (
-  insert into onceq.waiters (worker, serves, round, room, kinds, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $9::bigint, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
+  insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $11::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
     from said where not polls
-  on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
+  on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
-select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), backed, waited, polls from said;
+select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, polls from said;
 
 -- listen.go: announce.name
 with new as (
