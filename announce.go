@@ -25,8 +25,10 @@ type announcement struct {
 	notBefore time.Time        // the row is not written before this time, because that failed
 	notYet    time.Time        // the same, because so many others wait that it can come after the end of a single job that the run was woken for
 	era       int              // how often everything was forgotten
-	polls     bool             // enough others watch: the run has no row, and only polls
-	came      bool             // it polled and has found a job, so it watches whatever others do
+	dormant   bool             // the run is dormant
+	asks      time.Duration    // how long it then waits until it asks whether it is needed
+	came      bool             // it was dormant until the row was last written
+	awake     time.Time        // it does not become dormant before this time
 
 	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
 	// nothing, and looks at all queues at short intervals instead.
@@ -104,15 +106,13 @@ func (c *claimer) forget() {
 }
 
 // wait is how long it takes until the row is to be written.
-func (a *announcement) wait(now time.Time, deaf bool) time.Duration {
+func (a *announcement) wait(now time.Time) time.Duration {
 	at := a.written.Add(announceAgain)
 	switch {
+	case a.dormant:
+		at = a.written.Add(a.asks)
 	case a.wanted:
 		at = a.written.Add(a.rest)
-	case a.polls && deaf:
-		return longestNap
-	case a.polls: // it ceases to listen then
-		at = a.written.Add(confirmWithin)
 	}
 	return later(later(at, a.notBefore), a.notYet).Sub(now)
 }
@@ -120,16 +120,8 @@ func (a *announcement) wait(now time.Time, deaf bool) time.Duration {
 // startAnnouncement announces all feeds that are not busy, if it is time for that.
 func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	a := &c.announcement
-	if !c.listener.confirmed.Load() || a.wait(now, c.listener.deaf.Load()) > 0 {
+	if !c.listener.confirmed.Load() || a.wait(now) > 0 {
 		return false
-	}
-	if a.polls && !a.wanted {
-		a.written = now
-		c.send(&c.keeps, func() func() {
-			c.listener.hear(ctx, false)
-			return func() {}
-		})
-		return true
 	}
 	a.wanted, a.written = false, now
 	var waiting []*feed
@@ -187,26 +179,40 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		a.looks = looks
 	}
 	era, looks := a.era, c.looksFor()
-	may := c.listener.polls && !a.came && len(waiting) == unpaused
+	may := c.listener.polls && !now.Before(a.awake) && len(waiting) == unpaused
 	c.send(&c.keeps, func() func() {
-		others, polls, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
+		others, before, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
 		return func() {
 			a.backed, a.many = err == nil && others > 0, err == nil && others >= manyOthers
-			if polls && !a.polls { // they look one after the other, also if all have begun together
-				c.looks.at = time.Now().Add(rand.N(pollSeldom))
-			}
-			a.polls = polls
+			c.takeDormant()
+			c.leave(a.dormant || a.many && before >= firstOnes && c.w.poll == 0)
 			c.announced(waiting, heard, era, err)
 		}
 	})
 	return true
 }
 
-// watch has a run announce itself that only polled until it found a job, which nobody was woken for.
-func (c *claimer) watch() {
-	if c.announcement.polls {
-		c.announcement.polls, c.announcement.came = false, true
-		c.forget()
+// takeDormant takes whether the run is dormant after an announcement.
+func (c *claimer) takeDormant() {
+	a := &c.announcement
+	was := a.dormant
+	a.dormant = c.listener.dormant
+	if a.came = was && !a.dormant; a.came {
+		a.awake = time.Now().Add(awakeFor)
+	}
+	a.asks = dormantAsks/2 + rand.N(dormantAsks)
+}
+
+// leave decides whether what becomes due while this run waits is left to others. Otherwise each delayed job would be claimed, in
+// vain, by all that wait. Two of them start it. Should these be dead, or have become busy, the looks of all others find it, one
+// after the other, until they announce themselves anew and know it.
+func (c *claimer) leave(leaves bool) {
+	now, did := time.Now(), c.listener.leaves.Swap(leaves)
+	switch {
+	case did && !leaves:
+		c.looks.at = now
+	case !did && leaves: // they look one after the other, also if all have begun together
+		c.looks.at = now.Add(rand.N(pollLeaving))
 	}
 }
 
@@ -250,18 +256,17 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
 	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
-	came := a.came
-	if a.waits, a.came = len(feeds) > 0 && !a.polls, false; era != a.era {
+	if a.waits = len(feeds) > 0 && !a.dormant; era != a.era {
 		return
 	}
 	for i, f := range feeds {
-		if f.announced.IsZero() && f.heard == heard[i] {
+		if (f.announced.IsZero() || a.came) && f.heard == heard[i] {
 			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
 				f.again = time.Time{}
 			}
-			f.follows = !a.backed || came || !f.more.IsZero()
+			f.follows = !a.backed || a.came || !f.more.IsZero()
 			switch {
-			case !a.backed || came: // otherwise there was always somebody to wake; and it came because there are jobs
+			case !a.backed || a.came: // otherwise there was always somebody to wake; and it came because there are jobs
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 				c.lookSoon(f, now.Add(lookEnough))

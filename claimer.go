@@ -489,7 +489,6 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		c.exec.accept(f.slots, ask.leases, ask.began)
 		c.ahead = c.ahead || f.slots.anyWait()
 		f.moreJobs += len(ask.leases)
-		c.watch()
 	}
 	c.unreserve(f)
 	full := f.cursor.full
@@ -561,7 +560,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 	wait, passOn := longestNap, c.passOnIn(now)
 	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
 		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
-			wait = c.announcement.wait(now, c.listener.deaf.Load())
+			wait = c.announcement.wait(now)
 		}
 		if c.holdsBack {
 			wait = min(wait, later(c.pauses.at.Add(pausesOld-pausesKnown), c.looks.notAgain).Sub(now))

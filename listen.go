@@ -21,7 +21,7 @@ import (
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
 // next poll.
 //
-// A worker that waits has one row in waiters, whatever the number of its queues, unless enough others wait already (watchers).
+// A worker that waits has one row in waiters, whatever the number of its queues, unless enough others wait already (dormantFrom).
 // The row names the queues that are busy. It writes that row only after a notification of its own has arrived, so behind a pooler that drops them nobody sends any.
 // Enqueue wakes one worker that waits, and a call with many jobs as many as have room for them: it notifies the worker's own
 // channel and inserts a row into wakes, both with the caller's commit. From then on no other job of that queue wakes that
@@ -41,7 +41,7 @@ const (
 	announceShare = 20                     // so many times as long as the last one took: it steps over these rows too
 	quietBefore   = 20 * time.Millisecond
 	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
-	pollSeldom    = 4 * pollListening       // where enough others watch
+	pollLeaving   = 4 * pollListening       // where many others wait that look too
 	pollUnheard   = 250 * time.Millisecond
 	confirmWithin = 2 * time.Second
 
@@ -131,8 +131,9 @@ type listener struct {
 	woken     func(queue string) // called for each notification; with "" when notifications begin to arrive. It must not wait
 	confirmed atomic.Bool        // notifications are known to arrive
 	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
-	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused, or it only polls. The claimer sets it
-	deaf      atomic.Bool        // the session does not listen for the run, which only polls. Who has the session sets it
+	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
+	deaf      atomic.Bool        // the session does not listen for the run, because it is dormant. Who has the session sets it
+	leaves    atomic.Bool        // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
@@ -141,8 +142,9 @@ type listener struct {
 	room   int      // for how many jobs a queue has room at least
 
 	// The claimer's upkeep uses these, and unannounceAll after that.
-	round int64 // of the row
-	named bool  // queues are in waiter_queues, or were
+	round   int64 // of the row
+	named   bool  // queues are in waiter_queues, or were
+	dormant bool  // the run has no row, because enough others wait
 }
 
 func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
@@ -162,48 +164,61 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 // maxBusy is how many busy queues an announcement names.
 const maxBusy = 100
 
-// A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
-// for each other, and look at the default interval, the first ones watch, and the others only poll: they have no row in waiters, their
-// sessions do not listen, and they look seldom. Whoever polls and finds a job, which nobody was woken for, announces itself: those that
-// watch are busy or dead. With its next announcement it polls again if enough others wait.
 const (
-	watchers   = 9
-	manyOthers = watchers - 1
+	manyOthers = 8 // so many that one more does not make jobs start sooner
+	firstOnes  = 2 // so many of those that wait, the first ones, start delayed jobs at their time, where many others wait
 )
 
+// A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
+// for each other, and look at the default interval, dormantFrom of them are enough, and the others are dormant: they have no row in
+// waiters, and their sessions do not listen. Each of these asks now and then whether fewer than dormantUntil wait, and waits then.
+// In a burst that is soon, because those that were woken do not count. Whoever has come back stays awake for a while: there may be another
+// burst. Jobs that nobody was woken for the looks find, of those that are dormant as of all others that wait.
+const (
+	dormantFrom  = manyOthers + 1
+	dormantUntil = manyOthers / 2
+	dormantAsks  = 2 * pollListening // on average; with the looks not more than a statement a second
+	awakeFor     = time.Minute
+)
+
+// leavesNow reports whether what becomes due is left to others. Anybody may call it.
+func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
+
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. It returns how many others
-// with the same kinds and PollInterval wait for all of these queues and were not woken; it stops counting at watchers. Only those count
-// that have room for as many jobs. If it may, the run only polls if enough of these come before it, in an order of random numbers, but
-// not that of the ids: those that come first watch, and wake chooses among them by ids.
-func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others int, polls bool, err error) {
+// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
+// dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
+// many of them come before this one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
+// order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among them by ids.
+func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
-with said as materialized (
+with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
                    where w.serves = $2::bigint and w.worker <> $1::bigint` + waitsToo + `
                    limit $8::int) o) as others,
-         $13::bool and $8::int <=
          (select count(*)
             from (select from onceq.waiters w
                    where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint` + waitsToo + `
-                   limit $8::int) o) as polls
+                   limit $8::int) o) as before
+),
+said as materialized (
+  select others, before, case when $11::int > 0 then others >= $11::int when $14::bool then before >= $8::int else false end as dormant from near
 ),
 woken as (
-  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($12::text[], '{}')))
+  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
 ),
 gone as (
-  delete from onceq.waiters using (select from said where polls offset 0) s where worker = $1::bigint
+  delete from onceq.waiters using (select from said where dormant offset 0) s where worker = $1::bigint
 ),
 row as (
   insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $11::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
-    from said where not polls
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
+    from said where not dormant and $11::int = 0
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
-select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, polls from said`
+select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said`
 	const name = `
 with new as (
   insert into onceq.waiter_queues (queue, serves)
@@ -229,39 +244,47 @@ select 1`
 	}
 	if !l.named { // first, because a row whose queues have no names wakes nobody
 		if err = setName(); err != nil {
-			return 0, false, err
+			return 0, 0, err
 		}
 	}
-	if !l.hear(ctx, true) { // first, too. It polls until it finds the next job
-		return 0, true, nil
-	}
 	l.round++
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], watchers, looks.Milliseconds(), l.kinds, l.polls, looking, may}
-	err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &polls)
-	if err == nil && !l.named { // the Reaper removes what nobody uses
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
+	send := func() error { return l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before, &l.dormant) }
+	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
+		args[10] = dormantUntil
+		if err = send(); err == nil {
+			err = l.listens(ctx)
+		}
+		if err != nil || l.dormant {
+			return others, before, err
+		}
+		args[10], args[13] = 0, false
+	}
+	if err = send(); err == nil && !l.named { // the Reaper removes what nobody uses
 		err = setName()
 	}
-	return others, polls, err
+	return others, before, err
 }
 
-// hear makes the session listen for the run, or no longer, which comes some time after it began to poll: just before that a producer may
-// have found it. It returns false if it could not.
-func (l *listener) hear(ctx context.Context, listens bool) bool {
-	if listens != l.deaf.Load() {
-		return true
+// listens makes the session listen for a run that is not dormant any longer, and not listen for one that still is: just before it became
+// dormant a producer may have found it. Where the session is not free the run remains dormant.
+func (l *listener) listens(ctx context.Context) error {
+	if l.dormant == l.deaf.Load() {
+		return nil
 	}
 	how := "listen "
-	if !listens {
+	if l.dormant {
 		how = "unlisten "
 	}
 	used, err := l.db.own.session.use(ctx, briefWait, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, how+l.channel)
 		if err == nil {
-			l.deaf.Store(!listens)
+			l.deaf.Store(l.dormant)
 		}
 		return err
 	})
-	return used && err == nil
+	l.dormant = l.dormant || !used || err != nil
+	return err
 }
 
 // confirm says that the session listens for this run. prepares is whether the server can prepare transactions.

@@ -226,8 +226,8 @@ func (c *claimer) lookInterval() time.Duration {
 		return max(c.w.poll, 2*took)
 	case c.listens():
 		least, page := pollListening, c.looks.page(true)
-		if c.announcement.polls {
-			least = pollSeldom
+		if c.listener.leavesNow() {
+			least = pollLeaving
 		}
 		statements := (len(c.feeds) + page - 1) / page
 		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
@@ -525,11 +525,11 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	for _, f := range feeds {
 		f.next = time.Time{}
 	}
-	due, found := make([]bool, len(feeds)), 0
+	due, found, leaves := make([]bool, len(feeds)), 0, c.listener.leavesNow()
 	for i, n := range s.next {
 		f := feeds[n-1]
 		if s.in[i] > 0 {
-			if c.announcement.polls { // those that watch start it at its time
+			if leaves {
 				continue
 			}
 			f.next = began.Add(time.Duration(s.in[i])*time.Microsecond + time.Millisecond)

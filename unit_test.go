@@ -1564,15 +1564,15 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 		c.settle(f, now)
 		require.True(t, a.wanted)
 		if !many {
-			require.LessOrEqual(t, a.wait(now, false), time.Duration(0))
+			require.LessOrEqual(t, a.wait(now), time.Duration(0))
 			continue
 		}
-		require.Equal(t, quietBefore, a.wait(now, false))
+		require.Equal(t, quietBefore, a.wait(now))
 		c.settle(f, now.Add(quietBefore/2))
-		require.Equal(t, quietBefore, a.wait(now, false))
+		require.Equal(t, quietBefore, a.wait(now))
 		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
 		c.settle(f, now)
-		require.LessOrEqual(t, a.wait(now, false), time.Duration(0))
+		require.LessOrEqual(t, a.wait(now), time.Duration(0))
 	}
 }
 
@@ -1602,8 +1602,9 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	c.looks.each = [2]time.Duration{5 * time.Microsecond, 5 * time.Microsecond} // 25 ms
 	c.looks.took = [2]time.Duration{time.Millisecond, time.Millisecond}
 	require.Equal(t, 3*pollListening, c.lookInterval())
-	c.announcement.polls = true
-	require.Equal(t, pollSeldom, c.lookInterval())
+	c.listener.waits.Store(true)
+	c.listener.leaves.Store(true)
+	require.Equal(t, pollLeaving, c.lookInterval())
 	c.looks.each = [2]time.Duration{10 * time.Microsecond, 10 * time.Microsecond}
 	require.Equal(t, 6*pollListening, c.lookInterval())
 }

@@ -46,11 +46,11 @@ type WorkerConfig struct {
 	// seconds if notifications arrive, which let the worker find new jobs within about a millisecond; a quarter of a second
 	// if they do not, as behind PgBouncer in transaction mode, or if jobs that are enqueued in a transaction send none, as
 	// on servers that allow prepared transactions. The default grows to a hundred times what looking takes, at most ten
-	// seconds: a worker of thousands of queues looks less often. Where ten or more workers with the same queues and kinds
-	// wait, nine of them look so often, listen for new jobs and start delayed jobs at their time. The others look every 4.4
-	// seconds, one after the other, and whoever finds a job joins the nine for a while. So what the nine have no handlers for,
-	// or should have started before they were killed, starts up to 4.4 seconds late. With an interval of your own all listen.
-	// At most an hour.
+	// seconds: a worker of thousands of queues looks less often. Where nine or more workers with the same queues and kinds
+	// wait, two of them look so often and start delayed jobs at their time, and the others look every 4.4 seconds, one after
+	// the other. If those two are dead or have become busy, a delayed job may start that much later, for a minute or so. Where
+	// ten or more wait, only nine of them listen for new jobs, and the others join them within about three seconds when fewer than four
+	// are left. With an interval of your own all listen. At most an hour.
 	//
 	// A transaction that enqueues while no worker waits for the queue notifies nobody, nor, with the default interval, one that does so while a
 	// worker looks for the jobs that come one soon after the other. If it commits when a worker has waited

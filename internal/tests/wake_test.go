@@ -79,9 +79,9 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 	require.Less(t, claims.Load(), int64(2*jobs))
 }
 
-// Where very many wait, most of them only poll: their sessions do not listen, because a notification wakes each one that does. Who finds
-// a job by polling watches from then on, and listens before producers know it. When it is calm, few watch again.
-func TestWake_MostOfVeryManyOnlyPoll(t *testing.T) {
+// Where very many wait, most are dormant: their sessions do not listen, because a notification wakes each one that does. They come when
+// those that wait are woken, or are no longer there, and then they listen.
+func TestWake_MostOfVeryManyAreDormant(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	listens := make(map[string]bool)
@@ -132,13 +132,12 @@ func TestWake_MostOfVeryManyOnlyPoll(t *testing.T) {
 				return nil
 			}))
 	}
-	few := func() bool { return len(waiting()) == watchers && listening() == watchers }
-	eventually(t, "few that watch", few)
+	eventually(t, "few that wait", func() bool { return len(waiting()) == awake && listening() == awake })
 	for range 20 { // jobs that come alone do not change that
 		add(t, db, onceq.Job{})
 		until(t, db, noJobs)
 	}
-	eventually(t, "few that watch", few)
+	eventually(t, "few that wait", func() bool { return len(waiting()) == awake && listening() == awake })
 
 	t.Log("a burst")
 	holds.Store(true)
@@ -155,23 +154,27 @@ func TestWake_MostOfVeryManyOnlyPoll(t *testing.T) {
 	holds.Store(false)
 	release()
 	until(t, db, noJobs)
-	eventually(t, "more that watch", func() bool { return len(waiting()) > watchers && listening() >= len(waiting()) })
-	eventually(t, "few that watch", few)
+	eventually(t, "more that wait", func() bool { return len(waiting()) > awake && listening() >= len(waiting()) })
+	now := sqlOne[time.Time](t, db, `select statement_timestamp()`)
+	eventually(t, "that they announce themselves anew", func() bool { // they are awake for a minute, and do so after 20 s
+		return sqlOne[bool](t, db, `select bool_and(idle_until > $1::timestamptz + interval '60 seconds') from onceq.waiters`, now)
+	})
+	require.Greater(t, len(waiting()), awake, "there may be another burst")
 
-	t.Log("all that watch have ended, but for the last worker if it does")
-	for i := 0; i < workers-1 && len(waiting()) > 0; i++ {
-		require.NoError(t, all[i].stop())
+	t.Log("most have ended")
+	for _, w := range all[:workers-2] {
+		require.NoError(t, w.stop())
 	}
 	add(t, db, onceq.Job{})
 	until(t, db, noJobs)
-	eventually(t, "the one that found the job watches", func() bool { return len(waiting()) > 0 && listening() >= len(waiting()) })
+	eventually(t, "those that are left wait", func() bool { return len(waiting()) == 2 && listening() == 2 })
 	mu.Lock()
 	defer mu.Unlock()
 	require.Empty(t, early)
 }
 
-// Nobody only polls because of others that have room for fewer jobs. A queue that is paused makes no difference: all know that it is.
-func TestWake_WhoOnlyPolls(t *testing.T) {
+// Nobody becomes dormant because of others that have room for fewer jobs. A queue that is paused makes no difference: all know that it is.
+func TestWake_WhoBecomesDormant(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	waiting := func(more string) int {
@@ -185,22 +188,22 @@ func TestWake_WhoOnlyPolls(t *testing.T) {
 	for range small {
 		worker(1)
 	}
-	eventually(t, "few that wait", func() bool { return waiting(``) == watchers })
+	eventually(t, "few that wait", func() bool { return waiting(``) == awake })
 	worker(100)
 	few := func() bool {
-		return waiting(` and room = 100`) == 1 && (waiting(``) == watchers || waiting(``) == watchers+1)
+		return waiting(` and room = 100`) == 1 && (waiting(``) == awake || waiting(``) == awake+1)
 	}
 	eventually(t, "few that wait, and one with more room", few)
 	require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "b", ""))
 	eventually(t, "all know of the pause", func() bool { return waiting(` and busy = '{b}'`) == waiting(``) })
-	for range 10 {
+	for range 10 { // for longer than dormant workers wait until they ask
 		time.Sleep(400 * time.Millisecond)
 		require.True(t, few())
 	}
 }
 
-// Where many wait, most of them look less often, and a delayed job that becomes due is claimed by those that watch, also if the first of
-// these are dead.
+// Where many wait, they look less often, and a delayed job that becomes due is claimed by few of them, also if the few that come
+// first are dead.
 func TestWake_FewClaimADelayedJob(t *testing.T) {
 	t.Parallel()
 	for name, dead := range map[string]int{"all live": 0, "the first are dead": 4} {
@@ -228,12 +231,12 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 			for range workers {
 				start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 			}
-			until(t, db, fmt.Sprintf(`%d <= (select count(*) from onceq.waiters)`, watchers))
+			until(t, db, fmt.Sprintf(`%d <= (select count(*) from onceq.waiters)`, awake))
 			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, kinds, looks, idle_until)
 				select -n, serves, 1, 100, kinds, 15, now() + interval '1 hour' from onceq.waiters, generate_series(1, $1::int) n where worker = (select max(worker) from onceq.waiters)`, dead)
 			sqlRun(t, db, `insert into onceq.wakes (worker, queue, round) select worker, 'default', 1 from onceq.waiters where worker < 0`)
 			all := fmt.Sprintf(`%d <= (select count(*) from onceq.waiters w where idle_until > statement_timestamp() and worker > 0
-			                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, watchers)
+			                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, awake)
 			until(t, db, all)
 			for range 3 * workers { // a worker that was woken knows of the others
 				add(t, db, onceq.Job{})
@@ -412,8 +415,8 @@ func TestWake_ADeadWorkerThatWasToLookForMore(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// watchers is how many workers watch at the default interval; the others only poll.
-const watchers = 9
+// awake is how many workers wait at the default interval; more of them are dormant.
+const awake = 9
 
 // fleet is a number of workers that all wait, and know of each other and of their handlers.
 type fleet struct {
@@ -427,7 +430,7 @@ func newFleet(t *testing.T, poll time.Duration, handler func(context.Context, *o
 	f := &fleet{db: queuetest.New(t), passed: make(chan string, 10)}
 	workers := 12
 	if poll == 0 {
-		workers = watchers
+		workers = awake
 	}
 	for range workers {
 		start(t, f.db, onceq.WorkerConfig{PollInterval: poll}, handle(handler))

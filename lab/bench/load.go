@@ -112,7 +112,7 @@ func (r *room) steadyLatency(ctx context.Context, variant string, n int, o order
 	return []figure{latencyFigure(variant, all), {variant: variant + ": rate reached", unit: "jobs/s", value: reached}}, nil
 }
 
-// settled is how long n members need until they listen and have nothing to do. Where onceq has many, most only poll then, which takes
+// settled is how long n members need until they listen and have nothing to do. Where onceq has many, most become dormant, which takes
 // until they have announced themselves twice.
 func settled(n int) time.Duration {
 	d := 2*time.Second + time.Duration(n)*20*time.Millisecond

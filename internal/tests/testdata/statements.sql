@@ -1695,32 +1695,34 @@ select x.lane,
  order by x.k;
 
 -- listen.go: announce.announce
-with said as materialized (
+with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
                    where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
                    limit $8::int) o) as others,
-         $13::bool and $8::int <=
          (select count(*)
             from (select from onceq.waiters w
                    where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
-                   limit $8::int) o) as polls
+                   limit $8::int) o) as before
+),
+said as materialized (
+  select others, before, case when $11::int > 0 then others >= $11::int when $14::bool then before >= $8::int else false end as dormant from near
 ),
 woken as (
-  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($12::text[], '{}')))
+  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
 ),
 gone as (
-  delete from onceq.waiters using (select from said where polls offset 0) s where worker = $1::bigint
+  delete from onceq.waiters using (select from said where dormant offset 0) s where worker = $1::bigint
 ),
 row as (
   insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $11::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
-    from said where not polls
+  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
+    from said where not dormant and $11::int = 0
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
-select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, polls from said;
+select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said;
 
 -- listen.go: announce.name
 with new as (
@@ -1730,7 +1732,7 @@ with new as (
 )
 select 1;
 
--- listen.go: hear
+-- listen.go: listens
 listen;
 
 -- listen.go: unannounceAll.unannounce
