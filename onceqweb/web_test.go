@@ -15,6 +15,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -1384,7 +1385,7 @@ type counter struct {
 }
 
 func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	c.saw(q.SQL)
+	c.saw(q.SQL, q.Args)
 	return ctx
 }
 func (c *counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
@@ -1393,10 +1394,20 @@ func (c *counter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceB
 }
 func (c *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 func (c *counter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
-	c.saw(q.SQL)
+	c.saw(q.SQL, q.Args)
 }
 
-func (c *counter) saw(statement string) {
+var ifAsked = regexp.MustCompile(`case when \$(\d+)::bool then \S+ end`)
+
+// saw takes a statement without what it reads only if an argument asks for it, and that one does not.
+func (c *counter) saw(statement string, args []any) {
+	statement = ifAsked.ReplaceAllStringFunc(statement, func(read string) string {
+		n, err := strconv.Atoi(ifAsked.FindStringSubmatch(read)[1])
+		if err == nil && n <= len(args) && args[n-1] == false {
+			return "null"
+		}
+		return read
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all++
