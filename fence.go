@@ -72,24 +72,17 @@ func (l *Lease) effectMark() []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
 
-// identityOf is the identity of the job in the row j.
+// identityOf is the identity of the job in the row j: by default when it was created, in UTC, because Citus
+// writes nothing by what depends on a time zone.
 func identityOf(j string) string {
-	return `coalesce(` + j + `.identity, ` + createdOf(j) + `)`
+	return `coalesce(` + j + `.identity, (extract(epoch from pg_catalog.timezone('UTC', ` + j + `.created_at)) * 1e6)::bigint)`
 }
 
-// createdOf is the first identity of the job in the row j. In UTC, because Citus writes nothing by what depends on a time zone.
-func createdOf(j string) string {
-	return `(extract(epoch from pg_catalog.timezone('UTC', ` + j + `.created_at)) * 1e6)::bigint`
-}
-
-// ofRound says that the effect f belongs to the present round of the job in the row j, and ofJob that it belongs to any of
-// its rounds. An effect without a mark counts as the job's.
+// ofRound says that the effect f belongs to the present round of the job in the row j. An effect without a
+// mark does.
+// ofRound says that the effect f belongs to the present round of the job in the row j. An effect without a mark does.
 func ofRound(j string) string {
 	return `coalesce(f.fingerprint = pg_catalog.int8send(` + identityOf(j) + `), true)`
-}
-
-func ofJob(j string) string {
-	return `coalesce(f.fingerprint between pg_catalog.int8send(` + createdOf(j) + `) and pg_catalog.int8send(` + identityOf(j) + `), true)`
 }
 
 // effectsOf says that f is an effect of the job in the row j, or of another job that had its id.

@@ -146,8 +146,12 @@ func (l *Limit) check() error {
 	if l.Per < time.Millisecond || l.Per > 366*24*time.Hour {
 		return invalid("Limit.Per", "is %s; a millisecond to a year is possible", l.Per)
 	}
-	if n := l.Max + l.Rate; float64(n)/l.Per.Seconds() > 1_000_000 {
-		return invalid("Limit.Rate", "is %d in %s; at most a million a second is possible", n, l.Per)
+	field, n := "Limit.Rate", l.Rate
+	if l.Max > 0 {
+		field, n = "Limit.Max", l.Max
+	}
+	if float64(n)/l.Per.Seconds() > 1_000_000 {
+		return invalid(field, "is %d in %s; at most a million a second is possible", n, l.Per)
 	}
 	if l.Max > 0 {
 		return nil

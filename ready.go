@@ -29,11 +29,11 @@ func (w *Worker) Ready() error {
 
 // Alive returns nil unless a restart of the process would help: a handler has not returned for a lease
 // since its context ended, and holds its slot, or the worker's loop should have gone on 30 seconds ago. A
-// database that is lost is no such reason, nor is a worker that does not run. onceqhttp.Probes answers
-// liveness probes with it.
+// database that is lost is no such reason, nor is a worker that does not run, or shuts down.
+// onceqhttp.Probes answers liveness probes with it.
 func (w *Worker) Alive() error {
 	r := w.now.Load()
-	if r == nil {
+	if r == nil || r.exec.stopping.Load() {
 		return nil
 	}
 	if stuck := r.tasks.stuck(); len(stuck) > 0 {

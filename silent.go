@@ -128,7 +128,10 @@ func wireOf(conn *pgx.Conn) *wire {
 // silenced is the error of a statement over conn. In the simple protocol pgx loses the connection's own
 // error, and says "conn closed".
 func silenced(conn *pgx.Conn, err error) error {
-	if w := wireOf(conn); err != nil && w != nil && w.silent.Load() && !errors.Is(err, errSilent) {
+	if err == nil || errors.Is(err, errSilent) {
+		return err
+	}
+	if w := wireOf(conn); w != nil && w.silent.Load() {
 		return errSilent
 	}
 	return err

@@ -1623,3 +1623,20 @@ func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testi
 	c.looks.notAgain = now.Add(time.Second) // as after a look that failed
 	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now))
 }
+
+// A loop that stands still is a reason to restart the process. When the worker shuts down, it has ended, and
+// handlers may take long.
+func TestAlive_TheLoop(t *testing.T) {
+	t.Parallel()
+	r := &run{exec: &executor{}, tasks: &taskSet{}, claimer: &claimer{}}
+	w := &Worker{}
+	w.now.Store(r)
+	require.NoError(t, w.Alive(), "it has not begun, or drains")
+	soon, past := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
+	r.claimer.next.Store(&soon)
+	require.NoError(t, w.Alive())
+	r.claimer.next.Store(&past)
+	require.ErrorContains(t, w.Alive(), "stands still")
+	r.exec.stopping.Store(true)
+	require.NoError(t, w.Alive())
+}

@@ -20,7 +20,7 @@ import (
 // Wait looks after 25 ms, and each time twice as late, up to a second. It holds no connection between two looks.
 func (q *Queue) Wait(ctx context.Context, ref JobRef) (JobInfo, error) {
 	if (ref.ID != 0) == (ref.Key != "") {
-		return JobInfo{}, invalid("JobRef", "names no job; give it an ID, or a Scope and a Key")
+		return JobInfo{}, invalid("JobRef", "must name a job by its ID, or by its Scope and Key, and not by both")
 	}
 	var job JobInfo // as the latest look saw it
 	for pause := 25 * time.Millisecond; ; pause = min(2*pause, time.Second) {

@@ -726,3 +726,18 @@ func TestLimit_ThatNobodyHasSet(t *testing.T) {
 	require.NoError(t, w.stop())
 	require.Equal(t, 1, strings.Count(w.logged(), `nobody has set a limit`), w.logged())
 }
+
+// What is refused as too fast is named as it was given.
+func TestLimit_TooFastIsNamed(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for field, limit := range map[string]onceq.Limit{
+		"Limit.Max":  {Max: 1_000_000, Per: time.Millisecond},
+		"Limit.Rate": {Rate: 1_000_000, Per: time.Millisecond},
+	} {
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, db.Queue.SetLimit(t.Context(), db.Pool, "fast", limit), &invalid)
+		require.Equal(t, field, invalid.Field)
+		require.Contains(t, invalid.Reason, "at most a million a second")
+	}
+}
