@@ -28,5 +28,5 @@
 //
 // A handler finds the Request in its context. A job that takes Request.Scope and Request.Key as its own is enqueued
 // once for the client's key. The job's effects run in onceq.Once, and Transport, the client of a provider, sends the
-// effect's key on. docs/use/http.md shows the whole chain, and compares it with the draft and with Stripe's API.
+// effect's key on. docs/use/http.md shows the whole chain. COMPLIANCE.md compares it with the draft and with Stripe's API.
 package onceqhttp
