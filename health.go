@@ -30,7 +30,7 @@ type Finding struct {
 	JobID int64
 	Meant string    // the queue or kind that the misspelt one may be meant to be
 	Since time.Time // when it began, by the clock of who noticed; zero if that is not known
-	Error string    // of the application: what Detail ends with; "" for none
+	Error string    // of the application, or of background work: what Detail ends with; "" for none
 }
 
 func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }
@@ -572,8 +572,8 @@ func (s *troubles) findings(which func(troubleKey) bool) []Finding {
 		if k.queue != "" {
 			where = fmt.Sprintf(" of queue %q", k.queue)
 		}
-		found = append(found, Finding{What: "background", Detail: fmt.Sprintf("%s%s has failed %d times since %s, most recently with: %v; meanwhile %s",
-			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), Advice: adviceFor(t.err), Queue: k.queue, Since: t.since})
+		found = append(found, Finding{What: "background", Detail: fmt.Sprintf("%s%s has failed %d times since %s; meanwhile %s; the latest error: %v",
+			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), k.work.until, t.err), Advice: adviceFor(t.err), Queue: k.queue, Since: t.since, Error: t.err.Error()})
 	}
 	return found
 }

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"path"
 	"strings"
@@ -56,12 +57,16 @@ func (v Viewer) may(do string) (may, known bool) {
 }
 
 // Everybody is a Config.Viewer that lets everybody read who reaches the handler, without payloads. Their names are the addresses
-// that their requests come from: behind a proxy all have one, and share its live updates. A Viewer of your own can take the name from
-// a header that the proxy sets.
+// that their requests come from, of IPv6 the first half, because one reader has all that begin so: behind a proxy all have one, and
+// share its live updates. A Viewer of your own can take the name from a header that the proxy sets.
 func Everybody(r *http.Request) (Viewer, error) {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		host = r.RemoteAddr
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() && !ip.Is4In6() {
+		network, _ := ip.Prefix(64) // of such an address it exists
+		host = network.String()
 	}
 	return Viewer{Name: "anonymous at " + host}, nil
 }

@@ -72,12 +72,15 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(err)["overview"])}, nil
 }
 
-// masked is what a finding says, with the application's error, in which it ends, as Config.Mask leaves it.
+// masked is what a finding says, with the application's error, in which it ends, as Config.Mask leaves it. That of background work is
+// the database's: see failure.
 func (h *Handler) masked(f onceq.Finding) string {
 	before, found := strings.CutSuffix(f.Detail, f.Error)
 	switch {
 	case f.Error == "":
 		return f.Detail
+	case f.What == "background":
+		return before + "the log of the application has it"
 	case !found:
 		return h.cfg.Mask(f.Kind, "error", f.Detail)
 	}

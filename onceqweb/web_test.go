@@ -1637,6 +1637,65 @@ func TestErrors_OfTheDatabaseStayInTheLog(t *testing.T) {
 	}
 }
 
+// Nor is what it says of this process's background work on the page, while that fails and when the page knows older figures.
+func TestErrors_OfBackgroundWorkStayInTheLog(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	cfg := db.Pool.Config()
+	var down atomic.Bool
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if down.Load() {
+			return nil, errors.New("hidden_host does not answer")
+		}
+		return dial(ctx, network, addr)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Queue.Schema(), Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	s := serve(t, &queuetest.DB{Queue: q, Pool: pool}, onceqweb.Config{Viewer: may(true, true)})
+	s.get("confirm?do=move-many&kind=a", http.StatusOK) // reads the figures, and no findings, which are kept for long
+	down.Store(true)
+	pool.Reset()
+	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: 100 * time.Millisecond})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = reaper.Run(ctx)
+	}()
+	defer func() { stop(); <-ended }()
+	require.Eventually(t, func() bool {
+		found, _ := q.Health(t.Context())
+		return len(found) > 0 && strings.Contains(found[0].Detail, "hidden_host")
+	}, time.Minute, 10*time.Millisecond)
+	var page string
+	require.Eventually(t, func() bool {
+		page = html.UnescapeString(s.get("", http.StatusOK))
+		return strings.Contains(page, "has failed")
+	}, time.Minute, 10*time.Millisecond)
+	require.Contains(t, page, "the latest error: the log of the application has it.")
+	for _, secret := range []string{"hidden_host", "user=", "database=", pool.Config().ConnConfig.Database} {
+		require.NotContains(t, page, secret)
+	}
+}
+
+// Everybody counts all addresses that one reader may have as one.
+func TestEverybody_NamesNetworks(t *testing.T) {
+	t.Parallel()
+	for from, name := range map[string]string{
+		"192.0.2.7:80": "192.0.2.7", "[2001:db8:1:2:3::4]:80": "2001:db8:1:2::/64", "[2001:db8:1:2:ffff::]:81": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64",
+		"[::ffff:192.0.2.7]:80": "::ffff:192.0.2.7", "@": "@",
+	} {
+		v, err := onceqweb.Everybody(&http.Request{RemoteAddr: from})
+		require.NoError(t, err)
+		require.Equal(t, onceqweb.Viewer{Name: "anonymous at " + name}, v)
+	}
+}
+
 // A link says nothing of what was done to those who have not just done it.
 func TestDone_OnlyForWhoHasJustDoneIt(t *testing.T) {
 	t.Parallel()

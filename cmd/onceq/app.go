@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -190,8 +191,11 @@ func (a *app) config() (*pgxpool.Config, error) {
 		to = os.Getenv("DATABASE_URL")
 	}
 	config, err := pgxpool.ParseConfig(to)
-	if atOutside(to) {
+	switch {
+	case atOutside(to):
 		err = errAt
+	case err == nil && oddName(config.ConnConfig.RuntimeParams):
+		err = errOdd
 	}
 	if err != nil {
 		return nil, unreadable(err)
@@ -221,6 +225,20 @@ func (a *app) config() (*pgxpool.Config, error) {
 // errAt is of a URL whose user and password are cut short by a character that ends them. Of user:12/34@host, 12 would be the port, and the
 // rest of the password the database's name; of user:12@34@host, the server would be 34@host.
 var errAt = errors.New("failed to parse as URL")
+
+// errOdd is of a text that is no URL to pgx, because of a space or a quote before it, and for that reason key=value with all before the
+// first = as a key. The server repeats a key that it does not know, and with it the password.
+var errOdd = errors.New("neither a URL nor key=value")
+
+// oddName reports whether a parameter has a name that none of Postgres has.
+func oddName(parameters map[string]string) bool {
+	for name := range parameters {
+		if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '_' && r != '.' }) {
+			return true
+		}
+	}
+	return false
+}
 
 // atOutside reports whether an @ of a URL stands where only that of a password does: for pgx the first one ends the user and the password, if
 // it comes before a slash. Of the parameters these three may have one.
@@ -254,6 +272,8 @@ func unreadable(err error) error {
 		reason = reason[i+3:]
 	}
 	switch {
+	case err == errOdd:
+		reason = "a URL begins with postgres:// or postgresql://, without a space or a quote before it; names of key=value have letters, digits and _"
 	case strings.Contains(reason, "failed to parse as keyword/value"):
 		reason = `as key=value it is malformed. A value with a space stands in quotes, as in password='a b'; there, write \' for ' and \\ for \`
 	case strings.Contains(reason, "failed to parse as URL"):
@@ -508,7 +528,9 @@ func (a *app) ended(ctx context.Context, action onceq.Action, said string, stopp
 	if stopped {
 		said += "; interrupted"
 	}
-	if err != nil {
+	if code, _ := a.code(err); code == codeUnreachable { // its text names hosts, and more people read the trail than use this command
+		said += "; the connection was lost"
+	} else if err != nil {
 		said += "; " + err.Error()
 	}
 	action.Who, action.Outcome = a.person(), strings.ToValidUTF8(said[:min(len(said), 4000)], "")

@@ -2,12 +2,17 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -101,6 +106,7 @@ func TestConnectionStringsAreNotPrinted(t *testing.T) {
 		"postgres://ada:a@geheim@127.0.0.1:1/shop", "postgresql://ada:a@b@geheim@127.0.0.1:1/shop", "postgres://ada@geheim:x@127.0.0.1:1/shop", "postgres://ada:a@b/geheim@127.0.0.1:1/shop",
 		"postgres://ada:12/3?x=geheim@127.0.0.1:1/shop", "postgres://ada:a@b/c?connect_timeout=geheim@127.0.0.1:1/shop", "postgres://ada:/geheim@127.0.0.1:1/shop", "postgres://ada:a@1.2.3.4:1,geheim@127.0.0.1:1/shop",
 		"pos://ada:geheim@127.0.0.1/shop", "host=127.0.0.1 port=1 sslmode=x sslpassword = geheim",
+		" postgres://ada:geheim@127.0.0.1/shop?sslmode=disable", "\"postgres://ada:geheim@127.0.0.1/shop?sslmode=disable\"", "Postgres://ada:geheim@127.0.0.1/shop?x=y",
 	} {
 		for _, more := range [][]string{nil, {"--json"}} {
 			a := do(t, to, append([]string{"queues"}, more...)...)
@@ -125,5 +131,35 @@ func TestConnectionStrings_WithAnAt(t *testing.T) {
 		a := do(t, to, "queues")
 		require.Equal(t, codeUnreachable, a.code, "%s: %s", to, a.err)
 		require.NotContains(t, a.out+a.err, "heim", to)
+	}
+}
+
+// With a space or a quote before it, as a file of variables may have it, a URL is a key to pgx, which the server would repeat.
+func TestConnectionStrings_ThatAreAKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	config := db.Pool.Config().ConnConfig
+	for _, url := range []string{" postgres://ada:geheim@x/shop?sslmode=disable", "\"postgres://ada:geheim@x/shop?sslmode=disable\"", "Postgres://ada:geheim@x/shop?sslmode=disable"} {
+		to := fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=%s %s", config.Host, config.Port, config.User, config.Password, config.Database, url)
+		a := do(t, to, "queues")
+		require.Equal(t, codeUsage, a.code, a.err)
+		require.NotContains(t, a.out+a.err, "heim")
+	}
+}
+
+// What ends a long change stands in the trail, which more people read than know where the database is.
+func TestTheTrail_NamesNoHost(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	_, refused := pgx.Connect(t.Context(), "postgres://hidden_user@localhost:1/hidden_database?sslmode=disable")
+	require.ErrorContains(t, refused, "hidden_user")
+	a := &app{database: db.URL, timeout: time.Minute, who: "ada", schema: db.Queue.Schema(), ask: true, errOut: io.Discard}
+	require.NoError(t, a.connect(t.Context(), true))
+	defer a.close()
+	for err, says := range map[error]string{refused: "3 cancelled; the connection was lost", errors.New("it is locked"): "3 cancelled; it is locked", nil: "3 cancelled"} {
+		a.ended(t.Context(), onceq.Action{What: "cancel"}, "3 cancelled", false, err)
+		trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{Limit: 1})
+		require.NoError(t, err)
+		require.Equal(t, says, trail[0].Outcome)
 	}
 }
