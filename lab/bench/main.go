@@ -26,6 +26,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/onceq/onceq/lab/peers"
 )
 
 func main() {
@@ -292,9 +294,9 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	redis, redisErr := startRedis(dir)
+	redis, redisErr := peers.StartRedis(dir)
 	if redisErr == nil {
-		defer redis.stop()
+		defer redis.Stop()
 	}
 	b.peers = gatherPeers(ctx, wantPeers, redis, redisErr)
 	for _, t := range tests {
@@ -348,7 +350,7 @@ func wanted(t test, names []string) bool {
 }
 
 // try runs a trial on a fresh database.
-func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure, error) {
+func (b *bench) try(ctx context.Context, t trial, redis *peers.Redis) ([]figure, error) {
 	url, drop, err := b.server.database(ctx, t.counted)
 	if err != nil {
 		return nil, err
@@ -370,7 +372,7 @@ func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure,
 	}
 	var redisPID, clients []int
 	if redis != nil {
-		redisPID = append(redisPID, redis.cmd.Process.Pid)
+		redisPID = append(redisPID, redis.Process.Pid)
 	}
 	if pid := s.process(); pid != 0 {
 		clients = append(clients, pid)
@@ -428,7 +430,7 @@ func (b *bench) startProfile(t trial) (end func(), err error) {
 }
 
 // gatherPeers lists the peers that are wanted, with a reason for those that cannot run.
-func gatherPeers(ctx context.Context, want []string, redis *redisServer, redisErr error) []peer {
+func gatherPeers(ctx context.Context, want []string, redis *peers.Redis, redisErr error) []peer {
 	all := append([]peer{onceqPeer()}, basePeers()...)
 	all = append(append(all, riverPeers()...), handPeer())
 	all = append(all, asynqPeers()...)
@@ -440,7 +442,7 @@ func gatherPeers(ctx context.Context, want []string, redis *redisServer, redisEr
 		in, err := installNode(ctx)
 		all = append(all, nodePeers(in, err)...)
 	}
-	var peers []peer
+	var those []peer
 	for _, p := range all {
 		if want != nil && !contains(want, p.name) {
 			continue
@@ -449,15 +451,15 @@ func gatherPeers(ctx context.Context, want []string, redis *redisServer, redisEr
 			if redisErr != nil {
 				p.missing = redisErr.Error()
 			} else {
-				p.note += "; Redis " + redis.version + " without persistence"
+				p.note += "; Redis " + redis.Version + " without persistence"
 			}
 		}
 		if p.missing != "" {
 			fmt.Fprintf(os.Stderr, "bench: %s is missing: %s\n", p, p.missing)
 		}
-		peers = append(peers, p)
+		those = append(those, p)
 	}
-	return peers
+	return those
 }
 
 // contains compares names as people type them.

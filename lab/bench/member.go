@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/lab/peers"
 )
 
 // child is a process that reads a line of JSON for each command and answers with lines of JSON.
@@ -205,7 +206,7 @@ func (ms *members) stop() {
 	ms.ended.Wait()
 	for _, c := range started {
 		if err := c.cmd.Wait(); err != nil {
-			fmt.Fprintf(os.Stderr, "bench: a worker process: %v: %s\n", err, lastLine([]byte(c.complaints.String())))
+			fmt.Fprintf(os.Stderr, "bench: a worker process: %v: %s\n", err, peers.LastLine(c.complaints.String()))
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onceq/onceq/lab/peers"
 )
 
 // peer is one queue with one choice of settings.
@@ -44,7 +46,7 @@ func moduleVersion(path string) string {
 // env is what a peer is opened on.
 type env struct {
 	url   string       // an empty database
-	redis *redisServer // nil where there is none
+	redis *peers.Redis // nil where there is none
 	conns int          // connections of the pool; 0 for the peer's default
 }
 

@@ -34,8 +34,8 @@ type asynqQueue struct {
 
 func openAsynq(ctx context.Context, e env, config asynq.Config) (session, error) {
 	config.LogLevel = asynq.FatalLevel
-	q := &asynqQueue{opt: asynq.RedisClientOpt{Network: "unix", Addr: e.redis.socket}, config: config}
-	admin := redis.NewClient(&redis.Options{Network: "unix", Addr: e.redis.socket})
+	q := &asynqQueue{opt: asynq.RedisClientOpt{Network: "unix", Addr: e.redis.Socket}, config: config}
+	admin := redis.NewClient(&redis.Options{Network: "unix", Addr: e.redis.Socket})
 	defer func() { _ = admin.Close() }()
 	if err := admin.FlushAll(ctx).Err(); err != nil {
 		return nil, err

@@ -2,92 +2,32 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	_ "embed"
-	"encoding/hex"
+	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/lab/peers"
 )
 
-//go:embed node/package.json
-var nodePackage []byte
+//go:embed node
+var nodeFiles embed.FS
 
-//go:embed node/runner.js
-var nodeRunner []byte
-
-// nodeInstall is where the Node packages are, and with which program they run.
-type nodeInstall struct {
-	dir, program, version string
-}
-
-// installNode fetches the packages that node/package.json names into the user's cache directory, once.
-func installNode(ctx context.Context) (*nodeInstall, error) {
-	cache, err := os.UserCacheDir()
+// installNode fetches the packages that node/package.json names.
+func installNode(ctx context.Context) (*peers.Node, error) {
+	files, err := fs.Sub(nodeFiles, "node")
 	if err != nil {
-		cache = os.TempDir()
-	}
-	sum := sha256.Sum256(nodePackage)
-	in := &nodeInstall{dir: filepath.Join(cache, "onceq", "bench-node-"+hex.EncodeToString(sum[:6]))}
-	if err := os.MkdirAll(in.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(in.dir, "runner.js"), nodeRunner, 0o644); err != nil {
-		return nil, err
-	}
-	done := filepath.Join(in.dir, "installed")
-	if _, err := os.Stat(done); err != nil {
-		npm, err := exec.LookPath("npm")
-		if err != nil {
-			return nil, errors.New("no npm on PATH (Debian: apt-get install npm)")
-		}
-		if err := os.WriteFile(filepath.Join(in.dir, "package.json"), nodePackage, 0o644); err != nil {
-			return nil, err
-		}
-		fmt.Fprintln(os.Stderr, "bench: fetching the Node packages into", in.dir)
-		cmd := exec.CommandContext(ctx, npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
-		cmd.Dir = in.dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("npm install: %w: %s", err, lastLine(out))
-		}
-		if err := os.WriteFile(done, nil, 0o644); err != nil {
-			return nil, err
-		}
-	}
-	// pg-boss wants a newer Node than many a distribution has.
-	arch := map[string]string{"amd64": "x64", "arm64": "arm64"}[runtime.GOARCH]
-	in.program = filepath.Join(in.dir, "node_modules", "node-"+runtime.GOOS+"-"+arch, "bin", "node")
-	if _, err := os.Stat(in.program); err != nil {
-		if in.program, err = exec.LookPath("node"); err != nil {
-			return nil, errors.New("no node on PATH (Debian: apt-get install nodejs)")
-		}
-	}
-	out, err := exec.CommandContext(ctx, in.program, "--version").Output()
-	in.version = strings.TrimSpace(string(out))
-	return in, err
-}
-
-func lastLine(out []byte) string {
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	return lines[len(lines)-1]
-}
-
-func (in *nodeInstall) packageVersion(name string) string {
-	var p struct{ Version string }
-	raw, err := os.ReadFile(filepath.Join(in.dir, "node_modules", name, "package.json"))
-	if err != nil || json.Unmarshal(raw, &p) != nil {
-		return "unknown"
-	}
-	return p.Version
+	return peers.InstallNode(ctx, "bench", files)
 }
 
 var nodeSettings = []struct{ name, settings, note string }{
@@ -100,26 +40,26 @@ var nodeSettings = []struct{ name, settings, note string }{
 	{"BullMQ", "default", "concurrency 1; addBulk"},
 }
 
-func nodePeers(in *nodeInstall, err error) []peer {
-	var peers []peer
+func nodePeers(in *peers.Node, err error) []peer {
+	var all []peer
 	for _, s := range nodeSettings {
 		p := peer{name: s.name, settings: s.settings, note: s.note}
 		if err != nil {
 			p.missing = err.Error()
 		} else {
-			p.version = in.packageVersion(strings.ToLower(s.name))
-			p.note += "; Node " + in.version
+			p.version = in.PackageVersion(strings.ToLower(s.name))
+			p.note += "; Node " + in.Version
 			p.open = func(ctx context.Context, e env) (session, error) {
 				return openNode(ctx, e, in, strings.ToLower(s.name), s.settings)
 			}
 			if s.name == "graphile-worker" {
 				p.undone = "select count(*) from graphile_worker._private_jobs"
-				p.member = func(url string) *exec.Cmd { return in.command(env{url: url}, strings.ToLower(s.name), s.settings) }
+				p.member = func(url string) *exec.Cmd { return nodeCommand(env{url: url}, in, strings.ToLower(s.name), s.settings) }
 			}
 		}
-		peers = append(peers, p)
+		all = append(all, p)
 	}
-	return peers
+	return all
 }
 
 // nodeSession is a child process that runs runner.js.
@@ -129,23 +69,22 @@ type nodeSession struct {
 	filled int
 }
 
-// command runs one peer, for openNode or as a member.
-func (in *nodeInstall) command(e env, name, settings string) *exec.Cmd {
-	cmd := exec.Command(in.program, filepath.Join(in.dir, "runner.js"), name, settings)
-	cmd.Dir = in.dir
+// nodeCommand runs one peer, for openNode or as a member.
+func nodeCommand(e env, in *peers.Node, name, settings string) *exec.Cmd {
+	cmd := in.Command("runner.js", name, settings)
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+e.url, "NO_LOG_SUCCESS=1")
 	if e.redis != nil {
-		cmd.Env = append(cmd.Env, "REDIS_SOCKET="+e.redis.socket)
+		cmd.Env = append(cmd.Env, "REDIS_SOCKET="+e.redis.Socket)
 	}
 	return cmd
 }
 
-func openNode(ctx context.Context, e env, in *nodeInstall, name, settings string) (session, error) {
+func openNode(ctx context.Context, e env, in *peers.Node, name, settings string) (session, error) {
 	pool, err := newPool(ctx, e.url, e.conns)
 	if err != nil {
 		return nil, err
 	}
-	c, err := startChild(in.command(e, name, settings))
+	c, err := startChild(nodeCommand(e, in, name, settings))
 	if err != nil {
 		pool.Close()
 		return nil, fmt.Errorf("%s did not start: %w", name, err)

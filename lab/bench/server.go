@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -294,45 +292,4 @@ func machine() string {
 		}
 	}
 	return fmt.Sprintf("%s, %d cores%s, %s", model, runtime.NumCPU(), memory, runtime.GOOS)
-}
-
-// redisServer is the Redis of the peers that need one.
-type redisServer struct {
-	cmd     *exec.Cmd
-	socket  string
-	version string
-}
-
-// startRedis starts a redis-server without persistence: what Redis peers report is not on disk when it is done.
-func startRedis(dir string) (*redisServer, error) {
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		return nil, errors.New("no redis-server on PATH (Debian: apt-get install redis-server)")
-	}
-	out, err := exec.Command(path, "--version").Output()
-	if err != nil {
-		return nil, err
-	}
-	r := &redisServer{socket: filepath.Join(dir, "redis.sock")}
-	if _, rest, ok := strings.Cut(string(out), "v="); ok {
-		r.version = strings.Fields(rest)[0]
-	}
-	r.cmd = exec.Command(path, "--port", "0", "--unixsocket", r.socket, "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
-	r.cmd.Dir = dir
-	if err := r.cmd.Start(); err != nil {
-		return nil, err
-	}
-	for range 100 {
-		if _, err := os.Stat(r.socket); err == nil {
-			return r, nil
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	r.stop()
-	return nil, errors.New("redis-server did not start")
-}
-
-func (r *redisServer) stop() {
-	_ = r.cmd.Process.Kill()
-	_ = r.cmd.Wait()
 }

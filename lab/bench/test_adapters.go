@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pgserver"
+	"github.com/onceq/onceq/lab/peers"
 )
 
 // adapterTrials run programs that speak the protocol of hardbyte/postgresql-job-queue-benchmarking (../adapter is ours)
@@ -64,7 +65,7 @@ func buildAdapter(dir string) (program string, err error) {
 	cmd := exec.Command("go", "build", "-o", program, ".")
 	cmd.Dir = filepath.Join(filepath.Dir(file), "..", "adapter")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the adapter: %w: %s", err, lastLine(out))
+		return "", fmt.Errorf("build the adapter: %w: %s", err, peers.LastLine(string(out)))
 	}
 	return program, nil
 }
@@ -415,7 +416,7 @@ func (a *adapterRun) start(ctx context.Context, instance int) error {
 	case <-described:
 		return nil
 	case <-r.ended:
-		return fmt.Errorf("it ended without a descriptor: %s", lastLine(complaints.Bytes()))
+		return fmt.Errorf("it ended without a descriptor: %s", peers.LastLine(complaints.String()))
 	case <-time.After(time.Minute):
 		return errors.New("it printed no descriptor within a minute")
 	case <-ctx.Done():
