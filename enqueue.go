@@ -81,7 +81,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	var id int64
 	var delayed bool
 	var who whoWaits
-	statement, args, asked := q.insertOne(&e, false, outside(db))
+	statement, args, asked := q.insertOne(&e, outside(db))
 	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &who)); {
 	case err == nil:
 		if !delayed {
@@ -367,7 +367,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	}
 	e.bytes = bytes.Clone(e.bytes) // the caller may use its buffer again before it sends the batch
 	p := &Pending{q: q, job: job, e: e}
-	statement, args, asked := q.insertOne(&e, true, false)
+	statement, args, asked := q.insertOne(&e, false)
 	if q.citus.Load() == citusYes {
 		statement, args = q.queueParts(batch, &e)
 		asked = time.Time{}
@@ -451,7 +451,10 @@ with fence as (
   returning job_id
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
-select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text
+  from (select coalesce((select job_id from fence),
+                        onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) taken
+ where job_id is not null
 returning id, false, 1`
 
 // enqueueOne takes any job, and calls enqueue_one. $6 and $7 are null without a key, and $16 to $18 without a lane and a limit.
@@ -465,7 +468,7 @@ select f.id, f.delayed, f.who
 }
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
-func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
+func (q *Queue) insertOne(e *encoded, own bool) (statement string, args []any, asked time.Time) {
 	h := e.header
 	var payload any
 	if e.bytes == nil {
@@ -474,12 +477,10 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	args = make([]any, 0, 18)
 	args = append(args, h.queue, h.kind, payload, h.maxAttempts, h.priority)
 	if e.lane == "" && h.at.IsZero() && h.delay == 0 && h.metadata == "" && e.bytes == nil && q.isQuiet(h.queue) {
-		switch {
-		case e.key == "":
+		if e.key == "" {
 			return insertPlain, args, time.Time{}
-		case !inBatch: // a batch cannot ask again, and enqueue_one takes a fence that is no longer in force
-			return insertKeyed, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 		}
+		return insertKeyed, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 	}
 	var scope, key, at, delay, metadata any
 	if e.key != "" {
