@@ -766,12 +766,14 @@ func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 	_, err = conformance.Owner(t, db).Exec(t.Context(), `vacuum analyze`)
 	require.NoError(t, err)
 	rows := func() (n int) {
-		require.NoError(t, db.Pool.QueryRow(t.Context(), `select n_live_tup from pg_stat_user_tables where relid = 'onceq.jobs'::regclass`).Scan(&n))
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select n_live_tup from pg_stat_user_tables where relid = $1::regclass`, pgx.Identifier{db.Schema, "jobs"}.Sanitize()).Scan(&n))
 		return n
 	}
 	var found []onceq.Finding
 	require.Eventually(t, func() bool { // a connection may report to the server only now what it did
-		_, err := conformance.Owner(t, db).Exec(t.Context(), `select pg_stat_reset_single_table_counters(c) from unnest(array['jobs'::regclass, 'job_fences'::regclass, 'job_history'::regclass]) c`)
+		_, err := conformance.Owner(t, db).Exec(t.Context(), `
+select pg_stat_reset_single_table_counters(oid) from pg_class
+ where relname in ('jobs', 'job_fences', 'job_history') and relnamespace = (select oid from pg_namespace where nspname = $1)`, db.Schema)
 		require.NoError(t, err)
 		before := rows()
 		found, err = db.Queue.HealthAt(t.Context(), time.Hour, 1_000_000, 64<<10, time.Hour)
@@ -807,15 +809,12 @@ func TestStats_TellsLeasedFromRunning(t *testing.T) {
 	for left := true; left; { // outcomes of those before it
 		require.NoError(t, db.Pool.QueryRow(t.Context(), `select exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+` where id < $1)`, enqueued[200].ID).Scan(&left))
 	}
-	for { // until the first beat
+	for beat := false; !beat; { // a worker without the processor for the length of a lease loses what waits in it, and claims again
 		stats, err := db.Queue.Stats(t.Context(), "default")
 		require.NoError(t, err)
 		s := stats[0]
-		require.Greater(t, s.Leased, 1, "%+v", s)
 		require.LessOrEqual(t, s.Running, 1, "%+v", s)
-		if s.Running == 1 {
-			break
-		}
+		beat = s.Running == 1 && s.Leased > 1
 	}
 	close(release)
 	require.NoError(t, <-done)
@@ -884,7 +883,7 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 	sent := tracer.take()
 	require.Len(t, sent, 1)
 	require.Len(t, sent[0], 1)
-	require.Contains(t, sent[0][0], "onceq.enqueue_one(")
+	require.Contains(t, sent[0][0], named("onceq.enqueue_one("))
 	for i := range 3 {
 		_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: fmt.Sprint(i)})
 		require.NoError(t, err)
@@ -1028,8 +1027,13 @@ func TestClaim_BringsALookAlong(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(running) }()
 	added := int64(0)
-	for end := time.Now().Add(2 * time.Minute); tracer.claims.Load() < 20 && time.Now().Before(end); added++ {
-		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Queue: queues[added*7%2000], Payload: 1})
+	jobs := make([]onceq.Job, 20) // at once, so that they come often on a slow machine too
+	for end := time.Now().Add(2 * time.Minute); tracer.claims.Load() < 20 && time.Now().Before(end); {
+		for i := range jobs {
+			jobs[i] = onceq.Job{Kind: "k", Queue: queues[added*7%2000], Payload: 1}
+			added++
+		}
+		_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 		require.NoError(t, err)
 	}
 	require.GreaterOrEqual(t, tracer.claims.Load(), int64(20))
@@ -1161,7 +1165,7 @@ select pg_stat_force_next_flush()`
 	}
 	add("first", 20_000)
 	var pages int
-	require.NoError(t, db.Pool.QueryRow(ctx, `select pg_relation_size('onceq.job_fences') / 8192`).Scan(&pages))
+	require.NoError(t, db.Pool.QueryRow(ctx, `select pg_relation_size($1::regclass) / 8192`, pgx.Identifier{db.Schema, "job_fences"}.Sanitize()).Scan(&pages))
 	grown, err := onceq.ReaperPass(ctx, r)
 	require.NoError(t, err)
 	require.False(t, grown())

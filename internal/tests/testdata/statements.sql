@@ -473,7 +473,8 @@ with fence as (
   returning job_id
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
-select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text,
+       $3::text::jsonb, $6::text, $7::text
   from (select coalesce((select job_id from fence),
                         onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) taken
  where job_id is not null
