@@ -16,6 +16,7 @@
 // [SQL] returns each migration as plain SQL. Write it into the tool's own directory once for every new version of onceq, and have the
 // tool run each in one transaction. Each notes its version in the table meta, which is all that Up reads: where the tool has applied
 // every one, Up has nothing to do. The tool counts for itself, and does not see what Up applies: use one of the two in a schema.
+// "onceq migrate sql --format" prints the files for the first three, and for flyway.
 //
 //   - goose: Up below "-- +goose Up", Down below "-- +goose Down", each between "-- +goose StatementBegin" and
 //     "-- +goose StatementEnd";
@@ -324,13 +325,17 @@ func List() []Migration {
 }
 
 // SQL returns the migrations in order, with their SQL for the schema. The first one creates the schema if it is
-// missing. Remove that line if the schema exists and the role may not create schemas.
+// missing. Remove that line if the schema exists and the role may not create schemas. Its Down ends with dropping the
+// schema if nothing else is in it and the role may.
 func SQL(schema string) ([]Migration, error) {
 	list, err := load(schema)
 	if err != nil {
 		return nil, err
 	}
-	list[0].Up = "create schema if not exists " + pgx.Identifier{schema}.Sanitize() + ";\n\n" + list[0].Up
+	ident := pgx.Identifier{schema}.Sanitize()
+	list[0].Up = "create schema if not exists " + ident + ";\n\n" + list[0].Up
+	drop := "begin drop schema " + ident + "; exception when dependent_objects_still_exist or insufficient_privilege then null; end"
+	list[0].Down += "do '" + strings.ReplaceAll(drop, "'", "''") + "';\n"
 	return list, nil
 }
 

@@ -430,7 +430,7 @@ func TestEachMigrationIsOneTransaction(t *testing.T) {
 
 func TestSQLByHand(t *testing.T) {
 	t.Parallel()
-	for _, schema := range []string{"onceq", odd} {
+	for _, schema := range []string{"onceq", odd, "it's"} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
 			byUp, byHand := empty(t), empty(t)
@@ -451,7 +451,9 @@ func TestSQLByHand(t *testing.T) {
 			require.Empty(t, collect(t, byHand, `
 				select relname::text from pg_class c join pg_namespace n on n.oid = relnamespace where nspname = $1
 				union all
-				select proname::text from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = $1`, schema))
+				select proname::text from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = $1
+				union all
+				select nspname::text from pg_namespace where nspname = $1`, schema))
 		})
 	}
 }

@@ -190,6 +190,45 @@ func TestAnEmptyDatabase(t *testing.T) {
 	require.Equal(t, migrations.ProducerGrants("onceq", "shop"), fine(t, "", "migrate", "grants", "shop", "--producer"))
 }
 
+// Each tool gets its form, whose statements run, and what it undoes leaves no schema behind, unless somebody else uses it.
+func TestMigrationsInTheFormOfTools(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoMigrations())
+	run := func(sql string) {
+		_, err := db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	there := func() (there bool) {
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select to_regnamespace('onceq') is not null`).Scan(&there))
+		return there
+	}
+	for format, names := range map[string][2]string{
+		"golang-migrate": {"-- 000001_onceq.up.sql\n", "-- 000001_onceq.down.sql\n"},
+		"flyway":         {"-- V1__onceq.sql\n", "-- U1__onceq.sql\n"},
+	} {
+		up, down := fine(t, "", "migrate", "sql", "--format", format), fine(t, "", "migrate", "sql", "--format", format, "--down")
+		require.True(t, strings.HasPrefix(up, names[0]) && strings.HasPrefix(down, names[1]), format)
+		require.NotContains(t, up+down, "${", "flyway would replace it")
+		run(up)
+		require.True(t, there())
+		run(down)
+		require.False(t, there(), format)
+	}
+	require.True(t, strings.HasPrefix(fine(t, "", "migrate", "sql", "1", "--format", "atlas"), "-- 1_onceq.sql\ncreate schema if not"))
+	require.Equal(t, codeUsage, do(t, "", "migrate", "sql", "--format", "atlas", "--down").code)
+	require.Equal(t, codeUsage, do(t, "", "migrate", "sql", "--format", "liquibase").code)
+	require.Equal(t, codeUsage, do(t, "", "migrate", "sql", "--format", "goose", "--json").code)
+
+	// goose sends what is between a begin and an end as one statement.
+	parts := regexp.MustCompile(`(?s)-- \+goose StatementBegin\n(.*?)-- \+goose StatementEnd\n`).
+		FindAllStringSubmatch(fine(t, "", "migrate", "sql", "--format", "goose"), -1)
+	require.Len(t, parts, 2)
+	run(parts[0][1])
+	run(`create table onceq.mine ()`)
+	run(parts[1][1])
+	require.True(t, there(), "a table of somebody else is in it")
+}
+
 // What the command advises looks at the schema that the call looked at.
 func TestAdviceNamesTheSchema(t *testing.T) {
 	t.Parallel()

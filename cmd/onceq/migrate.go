@@ -234,12 +234,18 @@ func (a *app) tablesVersion(ctx context.Context) (version int, err error) {
 
 func (a *app) sqlCommand() *cobra.Command {
 	var down bool
+	var format string
 	cmd := &cobra.Command{
 		Use:   "sql [VERSION]",
 		Short: "Print the migrations as SQL, for another tool",
-		Long:  "sql prints the SQL of all migrations, or of one, for goose, golang-migrate, atlas or psql. It connects to no database.",
-		Args:  cobra.MaximumNArgs(1),
+		Long: `sql prints the SQL of all migrations, or of one, for psql, or with --format as another tool reads it. Each
+migration is a file there, whose name is the first line: onceq migrate sql 1 --format goose > 00001_onceq.sql.
+golang-migrate and flyway have a second file, which --down prints. It connects to no database.`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
+			if a.json && format != "" {
+				return usagef("--json prints the SQL as it is: leave --format out")
+			}
 			list, err := migrations.SQL(a.schema)
 			if err != nil {
 				return &exit{codeUsage, err}
@@ -271,11 +277,11 @@ func (a *app) sqlCommand() *cobra.Command {
 				if a.json {
 					continue
 				}
-				text := m.Up
-				if down {
-					text = m.Down
+				name, text, err := inForm(format, m, down)
+				if err != nil {
+					return err
 				}
-				a.say("-- %s\n%s", m.Name, trusted(text))
+				a.say("-- %s\n%s", name, trusted(text))
 			}
 			if a.json {
 				return a.printJSON(map[string]any{"migrations": all})
@@ -284,7 +290,33 @@ func (a *app) sqlCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&down, "down", false, "the SQL that undoes them")
+	cmd.Flags().StringVar(&format, "format", "", "goose, golang-migrate, atlas or flyway")
 	return cmd
+}
+
+// inForm is a migration as another tool reads it, with the name of its file.
+func inForm(format string, m migrations.Migration, down bool) (name, text string, err error) {
+	text = m.Up
+	if down {
+		text = m.Down
+	}
+	switch way := map[bool]string{false: "up", true: "down"}[down]; {
+	case format == "":
+		return m.Name, text, nil
+	case format == "golang-migrate":
+		return fmt.Sprintf("%06d_onceq.%s.sql", m.Version, way), text, nil
+	case format == "flyway":
+		return fmt.Sprintf("%s%d__onceq.sql", map[bool]string{false: "V", true: "U"}[down], m.Version), text, nil
+	case down && (format == "goose" || format == "atlas"):
+		return "", "", usagef("%s has one file for a migration: leave --down out", format)
+	case format == "atlas":
+		return fmt.Sprintf("%d_onceq.sql", m.Version), text, nil
+	case format == "goose":
+		const begin, end = "-- +goose StatementBegin\n", "-- +goose StatementEnd\n"
+		text = "-- +goose Up\n" + begin + m.Up + end + "\n-- +goose Down\n" + begin + m.Down + end
+		return fmt.Sprintf("%05d_onceq.sql", m.Version), text, nil
+	}
+	return "", "", usagef("there is no format %q; goose, golang-migrate, atlas and flyway are possible", format)
 }
 
 func (a *app) grantsCommand() *cobra.Command {
