@@ -75,7 +75,7 @@ const (
 	sqlDeadCancel = `2`
 	sqlDeadEnded  = `3` // only in job_history: DeadCancel, and it was this that ended the job
 
-	memberBit = 4 // of lane_rule: the job's end must be told
+	memberBit = 1 << 2 // of lane_rule: the job's end must be told
 )
 
 // checkAfter refuses what After cannot be.

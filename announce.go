@@ -37,18 +37,11 @@ type announcement struct {
 	since  time.Time // since then
 }
 
-const (
-	livelyFrom = 25 // in livelyTime
-	livelyTime = 250 * time.Millisecond
-	livelyLook = 5 * time.Millisecond // between two looks, but these use up no more than a
-	livelyRest = 5                    // fifth of the time
-)
-
 // found counts feeds in which there is something, and decides whether the run is lively.
 func (c *claimer) found(n int, now time.Time) {
 	a := &c.announcement
 	a.count += n
-	if now.Sub(a.since) < livelyTime {
+	if now.Sub(a.since) < briefly {
 		return
 	}
 	was, enough := a.lively, livelyFrom
@@ -75,10 +68,10 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		return
 	}
 	if a.many && !a.wanted && f.more.IsZero() {
-		a.notYet = now.Add(quietBefore)
+		a.notYet = now.Add(shortly)
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
-		f.again = now.Add(quietBefore / 2)
+		f.again = now.Add(shortly / 2)
 		c.activate(f)
 	}
 }
@@ -145,7 +138,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		switch {
 		case f.cursor.full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more):
+		case f.paused || f.due || now.Sub(f.found) < shortly && !a.backed || now.Before(f.more):
 			busy = append(busy, f.queue)
 		default:
 			waiting, heard = append(waiting, f), append(heard, f.heard)
@@ -153,7 +146,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		}
 		if !f.announced.IsZero() {
 			if c.unannounced(f); f.idle() {
-				f.again = now.Add(quietBefore)
+				f.again = now.Add(shortly)
 				c.activate(f)
 			}
 		}
@@ -162,15 +155,15 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 			c.activate(f)
 		}
 	}
-	if a.lively || len(full) > maxBusy { // so many cannot be named
+	if a.lively || len(full) > perStatement { // so many cannot be named
 		waiting = nil
 	}
 	if len(waiting) == 0 && !a.waits {
 		c.setWaits()
 		return false
 	}
-	if busy = append(full, busy...); len(busy) > maxBusy {
-		busy = busy[:maxBusy]
+	if busy = append(full, busy...); len(busy) > perStatement {
+		busy = busy[:perStatement]
 	}
 	if len(waiting) == 0 {
 		busy = nil
@@ -183,7 +176,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	c.send(&c.keeps, func() func() {
 		others, before, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
 		return func() {
-			a.backed, a.many = err == nil && others > 0, err == nil && others >= manyOthers
+			a.backed, a.many = err == nil && others > 0, err == nil && others+1 >= dormantFrom
 			c.takeDormant()
 			c.leave(a.dormant || a.many && before >= firstOnes && c.w.poll == 0)
 			c.announced(waiting, heard, era, err)
@@ -200,7 +193,7 @@ func (c *claimer) takeDormant() {
 	if a.came = was && !a.dormant; a.came {
 		a.awake = time.Now().Add(awakeFor)
 	}
-	a.asks = dormantAsks/2 + rand.N(dormantAsks)
+	a.asks = pollListening + rand.N(2*pollListening) // with the looks not more than a statement a second
 }
 
 // leave decides whether what becomes due while this run waits is left to others. Otherwise each delayed job would be claimed, in
@@ -255,7 +248,7 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	}
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
-	a.rest = min(announceRest, max(quietBefore, announceShare*slices.Min(a.took[:]))) // a commit may have waited for the disk
+	a.rest = min(briefly, max(shortly, aTwentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
 	if a.waits = len(feeds) > 0 && !a.dormant; era != a.era {
 		return
 	}
@@ -336,7 +329,7 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 			case err == nil:
 				c.q.works(c.id, workAnnounce, "")
 			case ctx.Err() == nil:
-				f.passOn = time.Now().Add(announceRest)
+				f.passOn = time.Now().Add(briefly)
 				c.q.fails(c.id, workAnnounce, "", err)
 			}
 		}

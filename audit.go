@@ -23,9 +23,6 @@ type Action struct {
 	Outcome string    `json:"outcome,omitzero"` // what became of it
 }
 
-// maxAction is how many bytes each text of an Action may have.
-const maxAction = 4096
-
 // RecordAction adds a line to the audit trail, inside db, and returns its ID. In the transaction of the action itself, both
 // happen or neither. The trail is kept until the owner of the table actions deletes from it: a role with
 // migrations.Grants cannot, and the Reaper does not.

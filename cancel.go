@@ -235,9 +235,6 @@ func (q *Queue) WouldRetry(ctx context.Context, db DB, filter Filter) (Choice, e
 	return q.choose(ctx, db, filter, hurriable)
 }
 
-// repairChunk is how many jobs one statement takes.
-const repairChunk = 500
-
 // chosen gives the states that the filter chooses when many jobs are repaired: dead by default.
 func (f *Filter) chosen() []State {
 	if f.States == nil {

@@ -210,20 +210,14 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		f.heard++
 		c.unannounced(f)
 		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
-			f.passOn = now.Add(passesOn)
+			f.passOn = now.Add(shortly)
 		}
 	}
 	c.isDue(f)
 }
 
-// Jobs that were claimed ahead wait for a slot for some hundredths of a second, unless handlers suddenly take much longer. Then they
-// are given back, for others to start. They come after all that are due already, so where there is a backlog they may wait longer.
-const (
-	aheadLongest = time.Second
-	aheadBacklog = 15 * time.Second
-)
-
-// giveBackAhead does that. It returns when to think again at the latest.
+// giveBackAhead gives back jobs that were claimed ahead and wait too long for a slot, for others to start. Usually they wait
+// for some hundredths of a second, unless handlers suddenly take much longer. It returns when to think again at the latest.
 func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	if !c.ahead {
 		return longestNap
@@ -240,10 +234,10 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 		c.ahead = true
 		longest := aheadLongest
 		if f.cursor.full && !f.last {
-			longest = aheadBacklog
+			longest = aheadBacklog // they come after all that are due already
 		}
 		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
-			f.again = now.Add(passesOn) // until then they are written
+			f.again = now.Add(shortly) // until then they are written
 			f.passOn = f.again
 			c.activate(f)
 		}
@@ -270,13 +264,6 @@ func (c *claimer) listens() bool {
 	return c.listener.confirmed.Load() && !c.listener.notOfTx.Load()
 }
 
-const (
-	together   = 100              // so many queues in one claim
-	aloneFrom  = 100              // a queue with a backlog is claimed by itself if it can take so many jobs
-	soonAgain  = time.Millisecond // the first pause before a queue is asked again
-	longestNap = time.Hour
-)
-
 // startClaims starts the claims that can be made now. It returns when to think again at the latest, if nothing happens.
 func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
 	wait = longestNap
@@ -301,7 +288,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 		case f.paused && !f.busy:
 			f.active, f.due, f.again = false, false, time.Time{}
 			continue
-		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= together):
+		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= perStatement):
 			keep = append(keep, f) // an answer comes first
 			continue
 		case !due && f.again.IsZero() && len(f.quarantine.ids) == 0:
@@ -322,7 +309,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 			continue
 		case w.one:
 			c.claimQuarantined(ctx, f)
-		case *purpose || len(chosen) >= together: // another worker was faster to start a job in quarantine
+		case *purpose || len(chosen) >= perStatement: // another worker was faster to start a job in quarantine
 			c.unreserve(f)
 			keep = append(keep, f)
 			continue
@@ -475,7 +462,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		f.turnTook = waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(turnRest)
+			f.turnsFrom = ended.Add(2 * othersClaim)
 		}
 	}
 	f.cursor.claimed(ask, how, began, ended, waited)
@@ -498,7 +485,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && (ask.limit >= aloneFrom || ask.alone && f.slots.count*f.slots.width >= aloneFrom)
+	f.backlog = full && (ask.limit >= perStatement || ask.alone && f.slots.count*f.slots.width >= perStatement)
 	announced := !f.announced.IsZero()
 	quiet := ended.Sub(f.found)
 	if len(ask.leases) > 0 {
@@ -524,16 +511,16 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 			f.again = later(look, ended)
 		}
 		c.activate(f)
-		if !announced && quiet >= quietBefore && c.listener.confirmed.Load() && !c.announcement.lively { // producers need not wait for that
-			c.announcement.wanted = true
+		if !announced && quiet >= shortly && c.listener.confirmed.Load() && !c.announcement.lively {
+			c.announcement.wanted = true // producers need not wait for that claim
 		}
 	case c.announcement.lively: // the next look is soon
 	case ended.Before(f.more):
 		f.again = ended.Add(looksEvery)
 		c.activate(f)
 	case announced && c.listens():
-		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
-	case quiet < quietBefore && !c.announcement.backed:
+		c.lookSoon(f, f.found.Add(shortly)) // because of delayed jobs
+	case quiet < shortly && !c.announcement.backed:
 		f.claimSoon(ended)
 		c.activate(f)
 	default:
@@ -545,10 +532,10 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 func (f *feed) claimSoon(ended time.Time) {
 	f.pause = max(f.pause, soonAgain)
 	f.again = ended.Add(f.pause)
-	if quiet := f.found.Add(quietBefore); ended.Before(quiet) && quiet.Before(f.again) {
+	if quiet := f.found.Add(shortly); ended.Before(quiet) && quiet.Before(f.again) {
 		f.again = quiet
 	}
-	f.pause = min(2*f.pause, quietBefore)
+	f.pause = min(2*f.pause, shortly)
 }
 
 // idle reports whether nothing is to be done soon.

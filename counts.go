@@ -18,12 +18,6 @@ import (
 // A worker that is killed loses what it has counted since the last full minute. If the connection breaks in the moment of that
 // statement, a minute may be counted twice. Nothing depends on these rows.
 
-const (
-	countsKept  = 25 * time.Hour   // then a Reaper removes them
-	countsDelay = 10 * time.Second // how long after a full minute a worker may write it
-	countsRows  = 1000             // rows in one statement
-)
-
 // durationBounds are the upper bounds of the ranges of Count.Durations. The last range has none.
 var durationBounds = [...]time.Duration{
 	time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond,
@@ -267,7 +261,7 @@ func (t *tally) write(ctx context.Context) error {
 		return cmp.Or(strings.Compare(a.queue, b.queue), strings.Compare(a.kind, b.kind))
 	})
 	var err error
-	for chunk := range slices.Chunk(keys, countsRows) {
+	for chunk := range slices.Chunk(keys, chunkRows) {
 		if err == nil {
 			err = t.q.guarded(ctx, t.db, writeCounts, countArgs(chunk, now), nil)
 		}

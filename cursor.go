@@ -90,7 +90,7 @@ type pass struct {
 // rest is how long not to look back again: 50 times what it costs. Where many workers take turns each of them waits for the
 // others, and so all of them together look back little more often than one.
 func (p pass) rest(least time.Duration) time.Duration {
-	return max(least, 50*(p.took-p.waited), min(50*p.took, overlap/2))
+	return max(least, aFiftieth*(p.took-p.waited), min(aFiftieth*p.took, overlap/2))
 }
 
 // beginning is not after any due time that Enqueue accepts.
@@ -115,21 +115,6 @@ func (c *cursor) restart() {
 		c.places[i].position = p
 	}
 }
-
-const (
-	// overlap is how far before the position claims look back.
-	overlap = 5 * time.Second
-
-	// briefly is how far a claim, or a look for calls or for new jobs, goes back that may not go back further yet: most jobs and calls
-	// are committed soon. Claims and looks for calls may do that for briefLongest.
-	briefly      = 250 * time.Millisecond
-	briefLongest = time.Second
-
-	// lowestEvery: one in so many claims begins with the lowest priority or with the middle one, in turns, so that none starves.
-	lowestEvery = 8
-
-	rescanEvery = time.Second
-)
 
 // look is how far back a claim begins.
 type look int
@@ -165,7 +150,7 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 // nextLook is when a claim looks back again.
 func (c *cursor) nextLook() time.Time {
 	took := c.looked.took - c.looked.waited
-	rest := min(max(4*took, 50*(took-c.briefTook)), briefLongest)
+	rest := min(max(4*took, aFiftieth*(took-c.briefTook)), briefLongest)
 	if c.full {
 		rest = c.looked.rest(100 * time.Millisecond)
 	}
@@ -277,8 +262,6 @@ type recentJobs struct {
 	first [8]time.Time // the earliest due time of each of the latest steps
 	count int
 }
-
-const recentStep = 4096 // jobs
 
 func (r *recentJobs) add(runAt time.Time) {
 	first := &r.first[r.count/recentStep%len(r.first)]

@@ -10,19 +10,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// While handlers run, Drain asks again for what they enqueue: soon at first, and more and more rarely while nothing changes.
-const (
-	drainRest    = 2 * time.Millisecond
-	drainLongest = 100 * time.Millisecond
-)
-
 // drain claims, as loop does, until all jobs in left were claimed, or until nothing is due in any queue and nothing runs: a job of one
 // queue may enqueue for another. Each turn begins at the beginning of the queues. After one that found nothing, the next one first lets
 // jobs into their lanes. It claims after that, because what another promoter has let in is due then. cutShort says that ctx ended with
 // work left.
 func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err error) {
-	err = c.fillQuarantine(ctx, rescanRows)
-	for rest, looks := drainRest, false; c.left > 0 && ctx.Err() == nil; {
+	err = c.fillQuarantine(ctx, chunkRows)
+	// While handlers run it asks again for what they enqueue: soon at first, and more rarely while nothing changes.
+	const first = 2 * time.Millisecond
+	for rest, looks := first, false; c.left > 0 && ctx.Err() == nil; {
 		idle, left, more := c.exec.tasks.holdsNone(), c.left, true
 		if err == nil && looks {
 			more, err = p.drain(ctx, idle)
@@ -43,11 +39,11 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 			looks = true
 			continue
 		case c.left < left:
-			rest = drainRest
+			rest = first
 		}
 		err, looks = nil, c.left == left
 		sleep(ctx, rest, c.wake)
-		rest = min(2*rest, drainLongest)
+		rest = min(2*rest, 100*time.Millisecond)
 	}
 	return c.left > 0, nil
 }

@@ -133,13 +133,6 @@ func (q *Queue) EnqueueUnique(ctx context.Context, db DB, job Job) (Result, erro
 	return q.Enqueue(ctx, db, job)
 }
 
-// The largest number of jobs, leases or lanes, and of their bytes, that one statement takes, and that a worker claims beyond what runs. It is
-// short enough that what comes next does not wait for long.
-const (
-	chunkRows  = 2000
-	chunkBytes = 16 << 20
-)
-
 // EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction it
 // opens one if jobs have keys or if it needs more than one statement, and runs it again after a deadlock; begin and commit are
 // two more round trips. Results come in the order of jobs, and the ids of new jobs grow in that order, which is also that of a
@@ -743,11 +736,6 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	}
 	return left, nil
 }
-
-// settleTries is how often something is tried in new statements because another transaction came in between: a key that is
-// neither free nor visible (settle, Fence.claim, Redrive), a key whose fence has changed hands (GetByKey), or a claim that
-// got 40001 (claimAlone).
-const settleTries = 10
 
 // readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.
 const readTaken = `

@@ -399,9 +399,6 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 	return nil
 }
 
-// readyLong is after what time a worker has taken a job for which it has a connection.
-const readyLong = 2 * time.Second
-
 // readElsewhere counts the jobs of queues that given workers have.
 const readElsewhere = `
 select count(*)
@@ -761,4 +758,30 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		e.add(Reason{Cause: CauseSnapshot, Text: "claims may be slow: " + f.Detail, Advice: f.Advice})
 	}
 	return nil
+}
+
+// numbered is a number with its words, for texts that people read.
+func numbered(n int, one, many string) string { return fmt.Sprint(n, " ", either(n, one, many)) }
+
+// atLeast is numbered for a count that stops at StatsCap.
+func atLeast(n int, one, many string) string {
+	if n >= StatsCap {
+		return fmt.Sprintf("%d or more %s", n, many)
+	}
+	return numbered(n, one, many)
+}
+
+// andOthers goes on after those that stand before a job with how many others do.
+func andOthers(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return ", and " + atLeast(n, "other", "others")
+}
+
+func either(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
 }

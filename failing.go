@@ -10,9 +10,6 @@ import (
 
 // What Health says of kinds whose handlers fail.
 
-// failingFrom is how many attempts must have failed before Health names a kind of which some were completed, or is severe.
-const failingFrom = 10
-
 // readFailing reads the queues and kinds of which, in the last hour and since the last minute in which more attempts were completed than
 // failed, at least $1 have failed, or all, which are three or more: how many, how many were completed, and the commonest of their jobs'
 // latest errors. Numbers in errors do not make them different. It looks for errors at 300 jobs of each priority that are due, at 300 that

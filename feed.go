@@ -79,7 +79,7 @@ func (c *claimer) want(f *feed) want {
 	now := time.Now()
 	var turn time.Duration
 	if now.Before(f.othersUntil) {
-		turn = min(f.turnTook, prefetchLongest)
+		turn = min(f.turnTook, briefly)
 	}
 	prefetch := f.pace.prefetch(s, now, turn)
 	usable := s.count

@@ -288,10 +288,6 @@ update onceq.job_fences f set state = ` + sqlHeld + `, detail = coalesce(f.detai
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + inDoubt + `
 returning f.token`
 
-// maxRetryAfter is the longest that a caller who finds a fence outside jobs in flight is told to wait: the work may end at
-// any time.
-const maxRetryAfter = 500 * time.Millisecond
-
 // by is how a claim is sent. Outside jobs somebody waits for it; an effect is part of a job's run.
 func (f *Fence) by() way {
 	if f.job == nil {

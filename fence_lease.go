@@ -337,10 +337,10 @@ func (c *FenceLease) uncertain(ctx context.Context, what string, err error) erro
 }
 
 // record writes an outcome in a context that outlives the work's context, because the work often ends with its context.
-// After a lost connection it tries again.
+// After a lost connection it tries again, three times.
 func (c *FenceLease) record(ctx context.Context, write func(context.Context) error) (err error) {
 	ctx = context.WithoutCancel(ctx)
-	for try := range outcomeTries {
+	for try := range 4 {
 		if try > 0 {
 			time.Sleep(50 * time.Millisecond << try)
 		}

@@ -15,9 +15,6 @@ import (
 
 // What Health says of queues, and of those who work them.
 
-// deployTime is for how long workers of two versions are normal.
-const deployTime = 15 * time.Minute
-
 // queues looks for jobs that have been due for long and that nobody has, and says why nobody may have them.
 func (x *examination) queues(ctx context.Context) error {
 	var err error
@@ -68,9 +65,6 @@ func (x *examination) queues(ctx context.Context) error {
 	}
 	return nil
 }
-
-// drainedIn is for how many minutes drains looks at what workers have counted.
-const drainedIn = 5
 
 // drains reads how many jobs of each queue have ended in the last minutes.
 func (x *examination) drains(ctx context.Context) error {
@@ -223,9 +217,6 @@ func (x *examination) stuck(context.Context) error {
 
 // endStuck is what to do about handlers that do not return.
 const endStuck = "end that process: its slots are free in the next one, and its jobs go to others; make the handlers return when their context ends"
-
-// headSize is how many due jobs of each priority are looked at.
-const headSize = 200
 
 // readHead gives, of the first $3 jobs of each priority that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
 // nobody has one that has been due for longer than $2.

@@ -378,9 +378,6 @@ func (f *Filter) page() error {
 	return nil
 }
 
-// pageRows is how many rows of each table a Page looks at.
-const pageRows = 5_000
-
 // Page is List for people who wait for an answer: however many jobs there are, it looks at some 5,000 of the live ones, of
 // those that wait for their lane, limit or other jobs, and of those in the history, newest first. So a page may have fewer jobs than
 // Filter.Limit, or none, and not be the last one. To go on, set Filter.After to next; it is 0 after the last page. The jobs

@@ -199,9 +199,6 @@ func storedTime(field string, t time.Time) (time.Time, error) {
 	return stored, nil
 }
 
-// maxLease is the longest lease. A longer one is a mistake in units, or would keep the work of a process that died from everybody.
-const maxLease = 7 * 24 * time.Hour
-
 // checkLease refuses a lease, or what makes one, that is too short or too long.
 func checkLease(field string, d, least time.Duration) error {
 	if d < least || d > maxLease {

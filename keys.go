@@ -35,9 +35,6 @@ type KeyInfo struct {
 	IdempotencyKey string `json:"idempotency_key,omitzero"`
 }
 
-// maxKeys is how many scopes Keys looks at.
-const maxKeys = 100
-
 // readKeys reads a key in one scope, or in every scope if $1 is empty: a range of the primary key.
 const readKeys = `
 select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'

@@ -33,8 +33,6 @@ const (
 	slotLate = 100 * time.Millisecond
 	noCap    = math.MaxInt32 // lane_limits.n of a limit with a rate alone
 
-	longestBurst = 1000 * 365 * 24 // hours that a burst lasts at its rate: Postgres's times end after 294,276 years
-
 	sqlSep      = `E'\x1f'`
 	sqlNoCap    = `2147483647`     // noCap
 	sqlSlotLate = `100000::float8` // microseconds
@@ -162,7 +160,7 @@ func (l *Limit) check() error {
 	if l.Burst < 0 || l.Burst > 1_000_000 {
 		return invalid("Limit.Burst", "is %d; 1 to 1,000,000 is possible, and 0 for the default", l.Burst)
 	}
-	if float64(l.Burst)/float64(l.Rate)*l.Per.Hours() > longestBurst {
+	if float64(l.Burst)/float64(l.Rate)*l.Per.Hours() > 1000*365*24 { // Postgres's times end after 294,276 years
 		return invalid("Limit.Burst", "is %d, and at %d in %s that is more than 1,000 years; set a smaller Burst, or more in less time", l.Burst, l.Rate, l.Per)
 	}
 	return nil

@@ -34,27 +34,6 @@ import (
 // meanwhile: 15 ms, or 100 where it has found many jobs in that time before. Each notification costs something in all processes
 // that listen, so without this 1,000 jobs a second kept two processors busy from ten processes on.
 
-const (
-	announceFor   = 60 * time.Second       // how long an announcement counts
-	announceAgain = 20 * time.Second       // how often it is renewed
-	announceRest  = 250 * time.Millisecond // longest rest between two: each leaves a dead row that Enqueue has to step over
-	announceShare = 20                     // so many times as long as the last one took: it steps over these rows too
-	quietBefore   = 20 * time.Millisecond
-	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
-	pollLeaving   = 4 * pollListening       // where many others wait that look too
-	pollUnheard   = 250 * time.Millisecond
-	confirmWithin = 2 * time.Second
-
-	looksBriefly = 15 * time.Millisecond  // how long a woken worker goes on looking, as producers see it, where jobs come one soon after the other
-	looksLong    = 100 * time.Millisecond // the same where it found one each
-	looksLongFor = 10 * time.Millisecond  // before; not longer than wake counts on
-	looksOn      = 5 * time.Millisecond   // so much longer does it look
-	looksEvery   = 3 * time.Millisecond   // between two claims meanwhile
-	passesOn     = 20 * time.Millisecond  // how long jobs of a notification wait for room before another worker is woken
-	quickHandler = 5 * time.Millisecond   // a worker whose handlers take no longer on average, and
-	quickRoom    = 10                     // that has room for so many jobs, may get the jobs of that time alone
-)
-
 // lookMore stands before and after the time in milliseconds that precedes the queue's name in a notification that asks the worker
 // to go on looking for that time.
 const lookMore = "\x1f"
@@ -71,20 +50,12 @@ func moreOf(payload string) (queue string, looks time.Duration) {
 	return "", 0
 }
 
-// quietFor is how long Enqueue assumes that nobody waits for a queue after it has found that nobody does, counted from just
-// before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after
-// that time, and so misses nothing.
-const quietFor = 10 * time.Millisecond
-
-// maxQuiet is of how many queues Enqueue remembers that. With more it forgets all of them and asks again.
-const maxQuiet = 1000
-
 var processStart = time.Now()
 
 // quietQueues are those for which nobody waited when Enqueue asked. Times are since the start of the process.
 type quietQueues struct {
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask
-	quiets   atomic.Int32 // how many there are in quiet, about; at most maxQuiet
+	quiets   atomic.Int32 // how many there are in quiet, about; at most remembered
 	allQuiet atomic.Int64 // the same as quiet for all queues
 }
 
@@ -112,7 +83,7 @@ func (q *quietQueues) setQuiet(queue string, who whoWaits, asked time.Time) {
 	}
 	until, ok := q.quiet.Load(queue)
 	if !ok {
-		if q.quiets.Add(1) > maxQuiet {
+		if q.quiets.Add(1) > remembered {
 			q.quiet.Clear()
 			q.quiets.Store(1)
 		}
@@ -161,25 +132,12 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	return l
 }
 
-// maxBusy is how many busy queues an announcement names.
-const maxBusy = 100
-
-const (
-	manyOthers = 8 // so many that one more does not make jobs start sooner
-	firstOnes  = 2 // so many of those that wait, the first ones, start delayed jobs at their time, where many others wait
-)
-
-// A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could stand in
-// for each other, and look at the default interval, dormantFrom of them are enough, and the others are dormant: they have no row in
-// waiters, and their sessions do not listen. Each of these asks now and then whether fewer than dormantUntil wait, and waits then.
-// In a burst that is soon, because those that were woken do not count. Whoever has come back stays awake for a while: there may be another
-// burst. Jobs that nobody was woken for the looks find, of those that are dormant as of all others that wait.
-const (
-	dormantFrom  = manyOthers + 1
-	dormantUntil = manyOthers / 2
-	dormantAsks  = 2 * pollListening // on average; with the looks not more than a statement a second
-	awakeFor     = time.Minute
-)
+// A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could
+// stand in for each other, and look at the default interval, dormantFrom of them are enough, and the others are dormant: they
+// have no row in waiters, and their sessions do not listen. Each dormant one asks now and then whether fewer than half of
+// dormantFrom wait, and waits then. In a burst that is soon, because those that were woken do not count. Whoever has come back
+// stays awake for a while (awakeFor). Jobs that nobody was woken for the looks find, of those that are dormant as of all others
+// that wait.
 
 // leavesNow reports whether what becomes due is left to others. Anybody may call it.
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
@@ -233,7 +191,7 @@ select 1`
 			l.q.fails(l.id, workAnnounce, "", err)
 		}
 	}()
-	until := announceFor
+	until := 3 * announceAgain
 	if !waits {
 		until = 0
 	}
@@ -251,7 +209,7 @@ select 1`
 	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
 	send := func() error { return l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before, &l.dormant) }
 	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
-		args[10] = dormantUntil
+		args[10] = dormantFrom / 2
 		if err = send(); err == nil {
 			err = l.listens(ctx)
 		}

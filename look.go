@@ -141,33 +141,9 @@ func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
 	}
 }
 
-const (
-	lookNewBack = 20 * time.Millisecond
-	lookWide    = 50 * time.Millisecond // between two wide ones
-	lookNewRest = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
-)
-
-const (
-	// A look at all may take a hundredth of the time, and one at some a twentieth of it.
-	lookRest     = 100
-	lookSomeRest = 20
-	lookLongest  = 10 * time.Second
-
-	lookHold       = 20 * time.Millisecond // how long one statement may take, and
-	lookHoldLively = 2 * time.Millisecond  // while jobs come often: claims wait for it
-	lookFirst      = 1000                  // at so many feeds, while it is not known what they cost
-	lookLeast      = 100
-)
-
 // After an announcement a feed is looked at again, each time three times as late: a producer may just have seen that nobody
-// waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may stall.
-const (
-	lookFollows = quietFor + time.Millisecond
-	lookEnough  = 9 * lookFollows
-	lookStalled = 3 * time.Second
-)
-
-// lookFollowsUntil is how long it goes on.
+// waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may
+// stall. lookFollowsUntil is how long.
 func (c *claimer) lookFollowsUntil() time.Duration {
 	return max(lookEnough, min(c.w.poll/10, lookStalled))
 }
@@ -211,7 +187,7 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
 func (c *claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && livelyRest*took > livelyLook && c.q.citus.Load() != citusYes
+	return c.announcement.lively && aFifth*took > livelyLook && c.q.citus.Load() != citusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
@@ -219,9 +195,9 @@ func (c *claimer) lookInterval() time.Duration {
 	took := min(c.looks.took[0], c.looks.took[1])
 	switch {
 	case c.looksAtNew():
-		return min(lookLongest, lookSomeRest*took)
+		return min(lookLongest, aTwentieth*took)
 	case c.announcement.lively:
-		return max(livelyLook, min(lookLongest, livelyRest*took))
+		return max(livelyLook, min(lookLongest, aFifth*took))
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
 	case c.listens():
@@ -230,9 +206,9 @@ func (c *claimer) lookInterval() time.Duration {
 			least = pollLeaving
 		}
 		statements := (len(c.feeds) + page - 1) / page
-		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
+		return max(least, min(lookLongest, max(aHundredth*took, time.Duration(statements)*pollListening)))
 	}
-	return max(pollUnheard, min(lookLongest, lookRest*took))
+	return max(briefly, min(lookLongest, aHundredth*took))
 }
 
 // wait is how long it takes until the next look.
@@ -245,7 +221,7 @@ func (l *looks) wait(now time.Time) time.Duration {
 		at = l.fresh.at
 	}
 	for _, f := range l.soon {
-		if soon := later(f.lookAt, l.some.ended.Add(lookSomeRest*l.some.took)); soon.Before(at) {
+		if soon := later(f.lookAt, l.some.ended.Add(aTwentieth*l.some.took)); soon.Before(at) {
 			at = soon
 		}
 	}
@@ -263,16 +239,16 @@ func later(a, b time.Time) time.Time {
 func (l *looks) page(behind bool) int {
 	each := min(l.each[0], l.each[1])
 	if each == 0 {
-		return lookFirst
+		return 10 * perStatement // it is not known yet what they cost
 	}
 	if behind {
 		each *= 2
 	}
-	hold := lookHold
+	hold := shortly
 	if !l.fresh.at.IsZero() {
-		hold = lookHoldLively
+		hold = livelyHold
 	}
-	return max(lookLeast, int(hold/each))
+	return max(perStatement, int(hold/each))
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
@@ -290,7 +266,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 	rescan := c.rescans.due(now)
 	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
 		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: lookRecent}
-		if now.Sub(l.whole.ended) > max(time.Second, 50*l.whole.took) {
+		if now.Sub(l.whole.ended) > max(time.Second, aFiftieth*l.whole.took) {
 			l.all.how = lookWhole
 		}
 		interval := c.lookInterval()
@@ -307,7 +283,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		c.look(ctx, feeds, all)
 		return true
 	}
-	if now.Before(l.some.ended.Add(lookSomeRest * l.some.took)) {
+	if now.Before(l.some.ended.Add(aTwentieth * l.some.took)) {
 		return false
 	}
 	var feeds []*feed
@@ -359,7 +335,7 @@ type newLook struct {
 func (c *claimer) newLook(began time.Time) *newLook {
 	n := &c.looks.fresh
 	back := n.near
-	if began.Sub(n.widened) >= lookWide {
+	if began.Sub(n.widened) >= 50*time.Millisecond { // wide ones are rare: they see again what near ones saw
 		back, n.widened = n.wide, began
 	}
 	from := back.from
@@ -388,10 +364,10 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 // sawNew takes what one saw.
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
-	n.near.saw(l.last, l.began, ended, lookNewBack)
+	n.near.saw(l.last, l.began, ended, shortly)
 	n.wide.saw(l.last, l.began, ended, briefly)
 	found := 0
-	n.rests = min(n.rests+1, livelyRest)
+	n.rests = min(n.rests+1, aFifth)
 	for _, queue := range l.queues {
 		if f := c.byName[queue]; f != nil && !f.paused {
 			n.rests = 1
@@ -401,7 +377,7 @@ func (c *claimer) sawNew(l *newLook, ended time.Time) {
 			}
 		}
 	}
-	n.at = ended.Add(max(lookNewRest, time.Duration(n.rests)*n.took))
+	n.at = ended.Add(max(livelyHold, time.Duration(n.rests)*n.took))
 	c.found(found, ended)
 }
 
@@ -466,13 +442,13 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 			took := ended.Sub(began)
 			if statement == lookForCalls {
 				if calls.looked = s.now; allCalls {
-					calls.all = ended.Add(min(max(promoteRescan, 20*took), promoteLate))
+					calls.all = ended.Add(min(max(2*rescanEvery, aTwentieth*took), promoteLate))
 				}
 				if s.calls {
 					c.promoter.called(allCalls)
 				}
 			}
-			if len(feeds) >= lookLeast {
+			if len(feeds) >= perStatement {
 				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
 			}
 			if all == nil {

@@ -14,8 +14,6 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-const maxPending = 10000 // outcomes that wait, those that are locked included; with more, handlers wait
-
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
 // single completion is written at once, many are written together, and nobody waits for a timer. The executor adds
 // outcomes, and two goroutines write them. Those whose rows somebody else has locked are on a list that is tried once a second.
@@ -49,13 +47,8 @@ type outbox struct {
 }
 
 // A row that a person or another program has locked, perhaps for hours, may hold up the outcome of its own job and no other.
-// So no batch waits for long: whose row it is, halving finds out. If that takes too long, because very many are, or the table is, all
-// that is left counts as locked.
-const (
-	halvesFaster = 10              // a half waits so many times less than a batch
-	halvesFor    = 3               // halving takes as long as so many batches wait
-	lockedEvery  = 5 * time.Second // between two reports of it
-)
+// So no batch waits for long: whose row it is, halving finds out. A half waits for a tenth of the time. If halving takes too
+// long, because very many rows are locked, or the table is, all that is left counts as locked.
 
 // lockedOut reports whether a statement ended because it has waited long enough for a lock.
 func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
@@ -76,7 +69,7 @@ func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx co
 	// The network may swallow a try, so the first one has a quarter of the lease beside what it waits for locks. Each further one has
 	// twice as much, because the server may only be slow.
 	o.try = max(briefWait, min(lease/4, answerWithin))
-	o.whole, o.half = waiting(o.patience), waiting(o.patience/halvesFaster)
+	o.whole, o.half = waiting(o.patience), waiting(o.patience/10)
 	o.ready.L, o.room.L = &o.mu, &o.mu
 	return o
 }

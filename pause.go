@@ -19,11 +19,6 @@ import (
 // claim itself does not know of it: a claim asks for the kinds that are not paused, and a queue that is paused gets no
 // claim.
 
-const (
-	pausesKnown = 500 * time.Millisecond
-	pausesOld   = 2 * time.Second
-)
-
 // Pause says that a queue, a kind or a limit is paused. Times are the database's.
 type Pause struct {
 	Queue string        `json:"queue,omitzero"` // one of Queue, Kind and Limit

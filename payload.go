@@ -362,12 +362,6 @@ func samePayload(stored, now []byte) bool {
 
 // A mismatch says what differs. Only for a mismatch is the first job's payload read, if it still exists.
 
-// How many paths the text of a mismatch names, and how many bytes of each name in them.
-const (
-	maxDiffering  = 10
-	maxNameInPath = 60
-)
-
 // refusal is a job whose key is taken by different work.
 type refusal struct {
 	err *MismatchError

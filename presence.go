@@ -18,16 +18,10 @@ import (
 )
 
 // Each worker has a row in workers, so that people can see who works what, and so that Explain can say that nobody works a
-// queue. The worker writes it when it starts and shortly after each full minute, and deletes it when it ends. The row of a worker that was
-// killed stays; after staleAfter nobody takes it for a live one, and the Reaper removes it. Nothing else depends on these
-// rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded),
+// queue. The worker writes it when it starts and shortly after each full minute, and deletes it when it ends. The row of a
+// worker that was killed stays. After three minutes nobody takes it for a live one, and the Reaper removes it. Nothing else
+// depends on these rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded),
 // for held jobs whose effects were settled (heldLately), and for limits that nobody has set (limitsMet), and writes what it has counted (tally).
-
-const (
-	presentEvery = time.Minute
-	staleAfter   = 3 * time.Minute  // two rows that did not come, and some time for a busy server
-	drainListed  = 10 * time.Second // a shorter Drain leaves no row
-)
 
 // WorkerInfo is what is known about a worker: one Run, or a Drain that takes longer than ten seconds. Times are the
 // database's.
@@ -133,7 +127,7 @@ func (q *Queue) Workers(ctx context.Context, db DB) ([]WorkerInfo, error) {
 		db = q.pool
 	}
 	var all []WorkerInfo
-	err := q.send(ctx, db, asIs, readWorkers, []any{staleAfter.Microseconds()}, each(func(rows pgx.Rows) error {
+	err := q.send(ctx, db, asIs, readWorkers, []any{(3 * presentEvery).Microseconds()}, each(func(rows pgx.Rows) error {
 		var w WorkerInfo
 		var lease int64
 		var queues, kinds, stuck, pool string
@@ -252,7 +246,7 @@ func (p *presence) begin(drain bool) {
 	ctx, p.stop = context.WithCancel(context.Background())
 	var first time.Duration
 	if drain {
-		first = drainListed
+		first = 10 * time.Second // a shorter Drain leaves no row
 	}
 	p.writing.Go(func() { p.loop(ctx, first) })
 }

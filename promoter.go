@@ -12,22 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const (
-	promoteChunk  = 200                    // calls of one slot that one statement takes
-	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
-	promoteBack   = 10                     // rest between two looks that go back by promoteMargin, while calls come all the time: so many times as long as it took, up to briefLongest
-	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
-	promoteLate   = 30 * time.Second       // the same where such a look takes long
-	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago; the shortest while the worker does not wait, so that Enqueue does not wake it, and
-	promoteShare  = 50                     // so many times as long as asking for calls takes
-	promoteFull   = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
-	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
-	promoteOldMax = 500 * time.Millisecond // no longer
-	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
-	promoteMet    = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
-	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
-)
-
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
 // Drain, uses it, except the fields that say otherwise. While the worker waits, the claimer's looks ask whether there are
 // calls, so that the promoter needs no connection.
@@ -79,7 +63,7 @@ func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(
 // lately reports whether it has let in a job of its worker's queues in the latest minutes.
 func (p *promoter) lately() bool {
 	met := p.met.Load()
-	return met > 0 && time.Since(processStart)-time.Duration(met) < promoteMet
+	return met > 0 && time.Since(processStart)-time.Duration(met) < 10*time.Minute
 }
 
 // expects reports whether what the worker is woken for may be in a lane: a kind of it has lanes, or it has met such jobs lately. The
@@ -208,21 +192,22 @@ func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 
 // rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter; a
 // look of the claimer finds what nobody was woken for. Where calls let nothing go on, there are often many of them, as when the
-// members of a large group end one by one: then they gather for up to promoteRest, whoever wakes it.
+// members of a large group end one by one: then they gather for a short time, whoever wakes it.
 func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	waits := p.listener.confirmed.Load() && p.listener.waits.Load()
 	before := p.waited
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || did.more || p.owes || time.Since(p.found) < 2*promoteRest:
+	case did.busy || did.more || p.owes || time.Since(p.found) < 2*shortly:
 		wake := p.wake
 		if did.calls > 0 {
 			wake = nil
 		}
 		pause := max(p.pause, time.Millisecond)
-		p.pause = min(2*pause, promoteRest)
-		if did.more && !p.old && !sleep(ctx, min(promoteOld*p.took, promoteOldMax), p.wake) { // what it is woken for comes next
+		p.pause = min(2*pause, shortly)
+		// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before them.
+		if did.more && !p.old && !sleep(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
 			return false
 		}
 		return sleep(ctx, pause, wake)
@@ -270,7 +255,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 	latest := time.Now()
 	next := latest.Add(did.next)
 	for {
-		wait := min(time.Second, max(promoteRest, promoteShare*min(p.asked[0], p.asked[1])))
+		wait := min(time.Second, max(shortly, aFiftieth*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
 			wait = min(wait, time.Until(next)+time.Millisecond)
@@ -297,7 +282,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		case began.Sub(latest) < p.full:
 			continue
 		}
-		p.returned, latest, p.full = returned, began, min(max(promoteRest, 2*p.full), promoteFull)
+		p.returned, latest, p.full = returned, began, min(max(shortly, 2*p.full), briefly)
 		var due bool
 		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
@@ -369,7 +354,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		p.called(true)
 	}
 	if full {
-		p.rescan = began.Add(min(max(promoteRescan, 20*time.Since(began)), promoteLate))
+		p.rescan = began.Add(min(max(2*rescanEvery, aTwentieth*time.Since(began)), promoteLate))
 	}
 	if did.families && ctx.Err() == nil {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
@@ -389,7 +374,7 @@ type laneTimes struct {
 // isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
 // by one that goes back by promoteMargin.
 func (p *promoter) isBrief(began time.Time) bool {
-	return p.came && began.Sub(p.back.ended) < min(promoteBack*p.back.took, briefLongest)
+	return p.came && began.Sub(p.back.ended) < min(10*p.back.took, briefLongest)
 }
 
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.
@@ -485,17 +470,14 @@ const (
 	settleLimits = `select 1 from onceq.settle_limits() f`
 )
 
-// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a
-// lane which has just been called does not wait for all of a family.
-const familyPage = 2000
-
-// lookAtFamilies answers the calls for whole families, a page at a time, and ends the time in which completions leave lanes to
-// the promoters because a limit was lowered. It returns how many lanes it has called.
+// lookAtFamilies answers the calls for whole families, a page at a time, so that a lane which has just been called does not
+// wait for all of a family: no more than a look takes (promoteChunk for each slot). It also ends the time in which completions
+// leave lanes to the promoters because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
 	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()
 	var settle bool
-	err = q.send(unbroken, db, rare, callFamilies, []any{familyPage}, row(&n, &settle))
+	err = q.send(unbroken, db, rare, callFamilies, []any{chunkRows}, row(&n, &settle))
 	if err == nil && settle {
 		err = q.send(unbroken, db, rare, settleLimits, nil, noRows)
 	}

@@ -38,11 +38,6 @@ type lostJob struct {
 	lost int // how many
 }
 
-const (
-	maxQuarantine = 10_000 // jobs that a claimer remembers
-	fewQuarantine = 100    // jobs from which one claim chooses
-)
-
 // saw replaces the jobs in quarantine.
 func (q *quarantine) saw(all []lostJob) {
 	slices.SortStableFunc(all, func(a, b lostJob) int { return a.lost - b.lost })
@@ -69,10 +64,10 @@ func (q *quarantine) forget() { q.ids, q.once = q.ids[:0], 0 }
 
 // next gives the jobs from which the next claim chooses, and says whether they may start beside each other.
 func (q *quarantine) next() (few []int64, beside bool) {
-	if n := min(q.once, fewQuarantine); n > 0 {
+	if n := min(q.once, perStatement); n > 0 {
 		return q.ids[:n], true
 	}
-	return q.ids[:min(len(q.ids), fewQuarantine)], false
+	return q.ids[:min(len(q.ids), perStatement)], false
 }
 
 // without leaves out jobs.
@@ -115,9 +110,6 @@ type quarantineJob struct {
 	queue *Queue
 	token int64 // unique in its schema
 }
-
-// widthLasts is how long it counts for others that a job ended well.
-const widthLasts = 10 * time.Second
 
 // processTurn is that of this process.
 var processTurn quarantineTurn

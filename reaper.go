@@ -226,9 +226,6 @@ func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...
 // outside: a fence that was made permanent, or taken over, between the statement's snapshot and its lock must stay. The
 // outer scan by ctid also sees only rows that have not changed since the snapshot.
 
-// fencePages is how many pages of job_fences, each with some 50 rows, one statement reads.
-const fencePages = 200
-
 // fences walks job_fences in physical order, by ranges of ctid. No index finds what has to be removed, because every keyed
 // job would pay for it. On PostgreSQL 18, 100,000 keys taken and completed, best of three:
 //

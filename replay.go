@@ -24,11 +24,6 @@ func (q *Queue) effectIdempotencyKey(job, identity int64, name string) string {
 	return q.downstream("effect", strconv.FormatInt(job, 10), strconv.FormatInt(identity, 10), name)
 }
 
-const (
-	effectGrace  = 5 * time.Second // from fn's context to the end of its fence's lease, and from there to asking the provider
-	outcomeTries = 4
-)
-
 // EffectOption changes how Once treats an effect.
 type EffectOption func(*Fence)
 

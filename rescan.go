@@ -35,15 +35,10 @@ type rescans struct {
 	others   []string  // kinds of other workers that have something to do there
 }
 
-const (
-	rescanRows   = 2000 // in one page
-	rescanGlance = 50   // queues in one glance
-)
-
 // interval is the time between two rescans, by any of the workers that take turns. One that was slow may have had to wait for
 // something, so what counts is the faster one of two.
 func (r *rescans) interval() time.Duration {
-	return max(rescanEvery, lookRest*min(r.looks[0], r.looks[1]), 20*min(r.pages[0], r.pages[1]))
+	return max(rescanEvery, aHundredth*min(r.looks[0], r.looks[1]), aTwentieth*min(r.pages[0], r.pages[1]))
 }
 
 // due reports whether this worker may rescan, if no other one has.
@@ -206,7 +201,7 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 	f.moves++
 	moves := f.moves
 	to := f.cursor.places[r.priority].position
-	args := []any{f.queue, int16(to.priority), r.at.runAt, r.at.id, to.runAt, to.id, c.kinds, rescanRows}
+	args := []any{f.queue, int16(to.priority), r.at.runAt, r.at.id, to.runAt, to.id, c.kinds, chunkRows}
 	c.send(&c.keeps, func() func() {
 		var p page
 		began := time.Now()
@@ -299,7 +294,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 // glance looks at the next feeds, and leaves those out in which there is nothing to do.
 func (c *claimer) glance(ctx context.Context) {
 	r := &c.rescans
-	feeds := r.feeds[:min(len(r.feeds), rescanGlance)]
+	feeds := r.feeds[:min(len(r.feeds), perStatement/2)]
 	runAts, ids := [3][]time.Time{}, [3][]int64{}
 	for _, f := range feeds {
 		for n, p := range f.cursor.places {

@@ -173,10 +173,6 @@ func DefaultBackoff(attempt int) time.Duration {
 	return d - d/10 + rand.N(max(1, d/5))
 }
 
-// maxDelay is the longest delay that a handler can ask for. A longer one is probably a mistake in units, which is no reason
-// to fail.
-const maxDelay = 100 * 365 * 24 * time.Hour
-
 // failure returns the outcome for what a handler returned.
 func (l *Lease) failure(err error) outcome {
 	o := outcome{lease: l, state: StateWaiting, cause: err, asked: true, run: time.Since(l.began)}

@@ -55,20 +55,6 @@ type ownConns struct {
 	askedPool time.Time          // when the pool was last asked whether it is closed. Only watch's goroutine uses this
 }
 
-const (
-	ownOutcomes  = 2
-	ownIdle      = 20 * time.Second       // after which a connection that is not used closes
-	beatPatience = 100 * time.Millisecond // how long a beat waits for the session
-)
-
-// How long things may take: long enough where all is well, and short beside a lease.
-const (
-	briefWait    = time.Second      // for a connection, or a lock, that somebody else has, before another way
-	answerWithin = 10 * time.Second // a new connection, or a message and its answer: the network may have swallowed it
-	sessionLimit = 30 * time.Second // a statement on the session or the spare connection; less if its context ends earlier
-	endWithin    = 5 * time.Second  // what is cancelled or rolled back, and what Run withdraws at its end
-)
-
 // processConns are the own connections of all pools with workers.
 var processConns struct {
 	mu  sync.Mutex // guards all

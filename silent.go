@@ -23,7 +23,6 @@ import (
 //
 // Where the new connection fails too, nothing is known, and the limit of each statement counts. So it does
 // behind a pooler, whose clients do not know their server's session.
-const silentAfter = 2 * time.Second
 
 var errSilent = errors.New("there was no answer over a connection although the server waits for this process, or knows nothing of the connection any more:" +
 	" the network between them has lost it without a word. It was closed, and so were the others that were not in use")

@@ -67,11 +67,11 @@ const (
 type Class int16
 
 const (
-	classJob         Class = 0 // the keys of jobs
-	ClassApplication Class = 1 // the application's own keys; the default
-	ClassRequest     Class = 2 // keys that clients send, usually in an Idempotency-Key header; see Reaper for how long they stay
-	classEffect      Class = 3 // named effects of jobs, see Once
-	classEvent       Class = 4 // events, see Emit
+	classJob         Class = iota // the keys of jobs
+	ClassApplication              // the application's own keys; the default
+	ClassRequest                  // keys that clients send, usually in an Idempotency-Key header; see Reaper for how long they stay
+	classEffect                   // named effects of jobs, see Once
+	classEvent                    // events, see Emit
 )
 
 func (c Class) String() string {

@@ -39,11 +39,6 @@ type successor struct {
 	known  bool // its statement's answer has come, and that of the commit
 }
 
-const (
-	nextFor = 200 * time.Millisecond
-	nextFew = 20 // with a limit: where more run at once, claims gather them, and do more in a second
-)
-
 // finishNext completes a job of a lane and leases the next one, for $6 microseconds to holder $7, if it is of queue $8 and of one of the
 // kinds $9: a function of the schema, whose comment says how. The answer has the id of the job that completed, or null if its guard did
 // not hold, whether lines were called of which nobody hears otherwise, and the job that was leased.

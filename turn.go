@@ -24,19 +24,12 @@ import (
 // A turn is an advisory lock, which the claim's transaction takes and keeps. That is sent in one message, so it ends whatever
 // becomes of the client, unless the client no longer reads an answer that does not fit into the connection's buffers. So a
 // worker waits no longer than turnPatience. Then it claims without a turn, which nobody needs, and after the second time in a
-// row it goes on in that way for turnRest.
+// row it goes on in that way for two times othersClaim.
 //
 // A worker waits on its spare connection (session.go), so that the session can be used meanwhile, for one queue at a time. It
 // waits only where others claim. Whether they do, the claims in the session find out: these take the turn if it is free, and else
 // go without. Where there is no session, as behind a pooler, there are no turns: those that wait would use up the pooler's
 // connections. Nor are there any on a server with Citus.
-const (
-	turnPatience = time.Second // as in awaitTurn
-	turnRest     = 10 * time.Second
-	turnWritten  = 50 * time.Millisecond  // how long it stands where a claim ended
-	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
-	othersClaim  = 5 * time.Second        // how long after it waited a worker takes it that others claim there too, and how long a place counts
-)
 
 // errNoTurn says that a claim cannot wait for its turn now.
 var errNoTurn = errors.New("onceq: the connection for waiting is in use")

@@ -122,13 +122,6 @@ func saysNotApplied(err error) bool {
 // inDoubt says that the outcome of the fence f is unknown and not yet decided.
 const inDoubt = `(f.state = ` + sqlUncertain + ` or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())`
 
-// unknownFor is how long a client's key of unknown outcome stays, at least, if nobody asks for it. Who asks is noted once in
-// notedEvery, so the Reaper waits for as much longer.
-const (
-	unknownFor = 30 * 24 * time.Hour
-	notedEvery = 24 * time.Hour
-)
-
 const keepDoubt = `
 update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
@@ -323,16 +316,11 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 
 // heldLately are jobs that this process has written as held. An effect is held, and reported, before its handler ends, so somebody may
 // have settled it when the job was not held yet, or settle it in a transaction that is open now. So the process looks at once whether
-// one of its effects is still held, and then once a minute for some time.
+// one of its effects is still held, and then once a minute for ten minutes.
 type heldLately struct {
 	mu    sync.Mutex
 	until map[int64]time.Time
 }
-
-const (
-	heldLooked = 10 * time.Minute // for so long a process looks
-	heldMost   = 1000             // at so many jobs
-)
 
 // unhold runs jobs again that were written just now as held, if none of their effects is held any more.
 func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
@@ -347,8 +335,8 @@ func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 		if h.until == nil {
 			h.until = make(map[int64]time.Time)
 		}
-		if len(h.until) < heldMost {
-			h.until[id] = now.Add(heldLooked)
+		if len(h.until) < remembered {
+			h.until[id] = now.Add(10 * time.Minute)
 		}
 	}
 	h.mu.Unlock()

@@ -276,7 +276,7 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 				continue
 			}
 			require.True(t, f.again.After(now), name)
-			require.False(t, f.again.After(now.Add(quietBefore)), name)
+			require.False(t, f.again.After(now.Add(shortly)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
 			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
 			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
@@ -373,11 +373,11 @@ func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	for range 4 {
 		rest(2 * time.Millisecond)
 	}
-	require.Less(t, rest(200*time.Millisecond), announceRest)
+	require.Less(t, rest(200*time.Millisecond), briefly)
 	for range 2 {
 		rest(200 * time.Millisecond)
 	}
-	require.Equal(t, announceRest, rest(200*time.Millisecond))
+	require.Equal(t, briefly, rest(200*time.Millisecond))
 }
 
 // That nobody waits is believed for a while: of this queue, or of all.
@@ -408,13 +408,13 @@ func TestQueue_IsQuiet(t *testing.T) {
 func TestQueue_QuietQueuesAreBounded(t *testing.T) {
 	t.Parallel()
 	q := new(Queue)
-	for i := range 5 * maxQuiet {
+	for i := range 5 * remembered {
 		q.setQuiet(strconv.Itoa(i), noneWaits, time.Now().Add(time.Hour))
 	}
 	n := 0
 	q.quiet.Range(func(any, any) bool { n++; return true })
-	require.LessOrEqual(t, n, maxQuiet)
-	require.True(t, q.isQuiet(strconv.Itoa(5*maxQuiet-1)))
+	require.LessOrEqual(t, n, remembered)
+	require.True(t, q.isQuiet(strconv.Itoa(5*remembered-1)))
 }
 
 // A server in FIPS mode refuses md5.
@@ -1464,7 +1464,7 @@ func TestLookBack(t *testing.T) {
 			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
 			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
 		}
-		b.saw(int64(ms)+1, at(ms), at(ms), lookNewBack)
+		b.saw(int64(ms)+1, at(ms), at(ms), shortly)
 	}
 }
 
@@ -1473,11 +1473,11 @@ func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
 	t.Parallel()
 	var b lookBack
 	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
-	b.saw(1, at(0), at(1), lookNewBack)
-	b.saw(100, at(30), at(130), lookNewBack)
-	b.saw(132, at(131), at(132), lookNewBack)
+	b.saw(1, at(0), at(1), shortly)
+	b.saw(100, at(30), at(130), shortly)
+	b.saw(132, at(131), at(132), shortly)
 	require.Equal(t, int64(1), b.from, "the id 100 was drawn a millisecond ago")
-	b.saw(152, at(151), at(152), lookNewBack)
+	b.saw(152, at(151), at(152), shortly)
 	require.Equal(t, int64(100), b.from)
 }
 
@@ -1493,7 +1493,7 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 	look := &newLook{began: now, done: true}
 	c.wentAlong(look, now.Add(time.Millisecond), nil)
 	c.sawNew(look, now.Add(time.Millisecond))
-	require.Equal(t, now.Add(time.Millisecond+lookNewRest), c.looks.fresh.at)
+	require.Equal(t, now.Add(time.Millisecond+livelyHold), c.looks.fresh.at)
 	c.wentAlong(look, now.Add(time.Second), errors.New("the claim failed"))
 	require.Zero(t, c.looks.fresh.took, "the next one is sent by itself")
 	require.Equal(t, now.Add(time.Second), c.looks.fresh.at)
@@ -1522,14 +1522,14 @@ func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 		c.sawNew(&newLook{began: now, done: true, queues: queues}, now)
 		return c.looks.fresh.at.Sub(now)
 	}
-	const took = 2 * lookNewRest
+	const took = 2 * livelyHold
 	for n := range 10 {
-		require.Equal(t, min(time.Duration(n+1), livelyRest)*took, rest(took, "of others"))
+		require.Equal(t, min(time.Duration(n+1), aFifth)*took, rest(took, "of others"))
 	}
 	require.Equal(t, took, rest(took, DefaultQueue))
 	require.Equal(t, took, rest(took, DefaultQueue), "it is known that it is due")
 	require.Equal(t, 2*took, rest(took))
-	require.Equal(t, lookNewRest, rest(time.Microsecond, DefaultQueue))
+	require.Equal(t, livelyHold, rest(time.Microsecond, DefaultQueue))
 	c.byName[DefaultQueue].paused = true
 	require.Equal(t, 2*took, rest(took, DefaultQueue))
 }
@@ -1543,10 +1543,10 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	took := livelyLook
 	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
 	require.True(t, c.looksAtNew())
-	require.Equal(t, lookSomeRest*took, c.lookInterval())
+	require.Equal(t, aTwentieth*took, c.lookInterval())
 	c.q.citus.Store(citusYes)
 	require.False(t, c.looksAtNew())
-	require.Equal(t, livelyRest*took, c.lookInterval())
+	require.Equal(t, aFifth*took, c.lookInterval())
 }
 
 // Where many others wait, a run that was woken announces itself after the job, and no later because of further ones. Otherwise it does
@@ -1567,9 +1567,9 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 			require.LessOrEqual(t, a.wait(now), time.Duration(0))
 			continue
 		}
-		require.Equal(t, quietBefore, a.wait(now))
-		c.settle(f, now.Add(quietBefore/2))
-		require.Equal(t, quietBefore, a.wait(now))
+		require.Equal(t, shortly, a.wait(now))
+		c.settle(f, now.Add(shortly/2))
+		require.Equal(t, shortly, a.wait(now))
 		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
 		c.settle(f, now)
 		require.LessOrEqual(t, a.wait(now), time.Duration(0))

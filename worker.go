@@ -84,14 +84,6 @@ type QueueConfig struct {
 	Keep time.Duration
 }
 
-const (
-	defaultConcurrency = 100
-	defaultShutdown    = 20 * time.Second
-	prefetchTime       = 25 * time.Millisecond
-	prefetchLongest    = 250 * time.Millisecond // of the time until its next turn a claim takes jobs for so long
-	conflictTries      = 30                     // how often a handler runs whose transaction Postgres wants run again
-)
-
 var (
 	errShutdown   = errors.New("onceq: the worker is shutting down")
 	errPoolClosed = errors.New("onceq: the pool was closed while a worker was running; stop workers before you close it")

@@ -1,0 +1,144 @@
+package onceq
+
+import "time"
+
+// The numbers that somebody has chosen, each with its reason. A number of a format stands with the format
+// (state.go, payload.go, limit.go). A number that is used once, and that nobody would look for, stands where
+// it is used.
+
+// Shared by several things: what has the same reason has one number.
+const (
+	shortly    = 20 * time.Millisecond  // what comes often comes within it: after it a queue is idle
+	briefly    = 250 * time.Millisecond // most commits come within it; the longest rest of what waits
+	longestNap = time.Hour              // of what is woken when there is something to do
+
+	// What is repeated rests for so many times as long as it took, and so takes up no more of the time than
+	aFifth     = 5   // while jobs come often,
+	aTwentieth = 20  // while there was work a short time ago,
+	aFiftieth  = 50  // where much of it may be in vain, and
+	aHundredth = 100 // while nothing happens.
+
+	perStatement = 100  // queues or jobs in one statement: with more the way there hardly counts
+	repairChunk  = 500  // jobs that one statement repairs: their rows are locked until it commits
+	remembered   = 1000 // quiet queues, or held jobs, that a process remembers
+	settleTries  = 10   // new statements, where another transaction came in between each time
+
+	// The most jobs, leases, lanes or rows in one statement, their most bytes, and the most jobs that are
+	// claimed ahead: what comes next does not wait for long.
+	chunkRows  = 2000
+	chunkBytes = 16 << 20
+)
+
+// How long things may take: long enough where all is well, and short beside a lease (session.go, silent.go).
+const (
+	briefWait     = time.Second            // for a connection, or a lock, that somebody else has
+	endWithin     = 5 * time.Second        // what is rolled back, and what Run withdraws at its end
+	answerWithin  = 10 * time.Second       // a new connection, or a message and its answer
+	sessionLimit  = 30 * time.Second       // a statement on the session; less if its context ends earlier
+	silentAfter   = 2 * time.Second        // after it a new connection asks what the server does for this one
+	confirmWithin = 2 * time.Second        // for a notification: what takes longer a pooler dropped
+	beatPatience  = 100 * time.Millisecond // for the session: leases run out meanwhile
+	ownIdle       = 20 * time.Second       // a connection that is not used closes
+	ownOutcomes   = 2                      // connections: two batches of outcomes are written at once
+)
+
+// Who waits for jobs, and how soon it hears of them (listen.go, announce.go, look.go).
+const (
+	announceAgain = 20 * time.Second        // an announcement is renewed, and counts for three times as long
+	pollListening = 1100 * time.Millisecond // with these renewals not more than a statement a second
+	pollLeaving   = 4 * pollListening       // where many others wait that look too
+	quietFor      = 10 * time.Millisecond   // Enqueue does not ask who waits: that costs its rate a tenth
+	lookFollows   = quietFor + time.Millisecond
+	lookEnough    = 9 * lookFollows // nearly all transactions have ended that began before an announcement
+	lookStalled   = 3 * time.Second // a poll finds what took longer to commit
+	dormantFrom   = 9               // workers that wait: one more makes no job start sooner (BOUNDS.md, wake)
+	awakeFor      = time.Minute     // after a burst: there may be another one
+	firstOnes     = 2               // of many that wait, that start delayed jobs at their time
+
+	// A worker gets the jobs of a while alone where they come one soon after the other.
+	looksBriefly = 15 * time.Millisecond  // so long it goes on looking, as producers see it,
+	looksLong    = 100 * time.Millisecond // or so long where it found one each
+	looksLongFor = 10 * time.Millisecond  // before; not longer than wake counts on
+	looksOn      = 5 * time.Millisecond   // so much longer does it look
+	looksEvery   = 3 * time.Millisecond   // between two claims meanwhile
+	quickHandler = 5 * time.Millisecond   // its handlers take no longer on average, and
+	quickRoom    = 10                     // it has room for so many jobs
+
+	// A worker is lively where jobs come often, in many queues.
+	livelyFrom = 25                   // notifications within briefly
+	livelyLook = 5 * time.Millisecond // between two looks
+	livelyHold = 2 * time.Millisecond // so long one holds the session, for which claims wait
+)
+
+// Claims (claimer.go, cursor.go, feed.go, rescan.go, turn.go, pause.go).
+const (
+	overlap      = 5 * time.Second        // claims look back so far; what comes later rescans find
+	briefLongest = time.Second            // for so long claims and looks for calls only go back briefly
+	recentStep   = 4096                   // jobs of one of the eight steps that are recent
+	lowestEvery  = 8                      // one in so many claims begins with a lower priority: none starves
+	rescanEvery  = time.Second            // the shortest lease
+	lookLongest  = 10 * time.Second       // between two looks at all queues, whatever they cost
+	soonAgain    = time.Millisecond       // the first pause before a queue is asked again
+	prefetchTime = 25 * time.Millisecond  // jobs for so long are claimed ahead: a claim takes less
+	aheadLongest = time.Second            // what was claimed ahead waits no longer for a slot, and
+	aheadBacklog = 15 * time.Second       // no longer than this where it would come behind a backlog
+	turnPatience = time.Second            // a claim waits no longer for its turn; as in awaitTurn
+	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
+	turnWritten  = 50 * time.Millisecond  // how long it stands where a claim ended
+	othersClaim  = 5 * time.Second        // so long others are taken to claim there too, and a place counts
+	pausesKnown  = 500 * time.Millisecond // pauses are read no more often in the message of a claim
+	pausesOld    = 2 * time.Second        // what was read longer ago is read again before a claim
+)
+
+// Promoters, successors and the quarantine.
+const (
+	promoteChunk  = 200                    // calls of one slot that one statement takes
+	promoteMargin = 10 * time.Second       // so much later than they were due calls may become visible
+	promoteLate   = 30 * time.Second       // between two looks for all calls, whatever these cost
+	promoteIdle   = time.Minute            // between two looks of a worker none of whose kinds has lanes
+	promoteAgain  = 100 * time.Millisecond // before a lane is looked at again whose next job is locked
+	nextFor       = 200 * time.Millisecond // after a claim that found no more, completions lease the next job
+	nextFew       = 20                     // jobs that run, with a limit: with more, claims are faster
+	maxQuarantine = 10_000                 // jobs in quarantine that a claimer remembers
+	widthLasts    = 10 * time.Second       // so long it counts for others in quarantine that a job ended well
+)
+
+// Handlers and their outcomes (worker.go, executor.go, outbox.go, replay.go).
+const (
+	defaultConcurrency = 100
+	defaultShutdown    = 20 * time.Second
+	conflictTries      = 30              // runs of a handler whose transaction Postgres wants run again
+	maxPending         = 10_000          // outcomes that wait, the locked ones too; with more, handlers do
+	halvesFor          = 3               // halving takes as long as so many batches wait for a lock
+	lockedEvery        = 5 * time.Second // between two reports of outcomes whose rows are locked
+
+	// From the end of fn's context to that of its fence's lease, and from there to asking the provider.
+	effectGrace = 5 * time.Second
+)
+
+// What is refused because a larger number is a mistake, and how long things are kept.
+const (
+	maxLease      = 7 * 24 * time.Hour         // a longer one would keep the work of a process that died
+	maxDelay      = 100 * 365 * 24 * time.Hour // a longer one is cut: a mistake in units is no reason to fail
+	maxRetryAfter = 500 * time.Millisecond     // for a fence outside jobs: its work may end at any time
+	maxAction     = 4096                       // bytes of each text of an Action
+	unknownFor    = 30 * 24 * time.Hour        // so long a client's key of unknown outcome stays, and
+	notedEvery    = 24 * time.Hour             // that much longer: who asks for it is noted so often
+	countsKept    = 25 * time.Hour             // then a Reaper removes a minute's counts
+	countsDelay   = 10 * time.Second           // in so long after a full minute workers write counts and rows
+	presentEvery  = time.Minute                // a worker three of whose rows did not come is gone
+	fencePages    = 200                        // pages of some 50 fences that a statement of the Reaper reads
+)
+
+// What people are told (explain.go, failing.go, findings.go, inspect.go, keys.go, payload.go).
+const (
+	readyLong     = 2 * time.Second  // then a worker that has a connection has taken a job
+	failingFrom   = 10               // attempts that failed, before a kind is named that also completes some
+	deployTime    = 15 * time.Minute // so long workers of two versions are normal
+	drainedIn     = 5                // minutes of which it is told how many jobs have ended
+	headSize      = 200              // due jobs of each priority that are looked at
+	pageRows      = 5_000            // rows of each table that a Page looks at
+	maxKeys       = 100              // scopes that Keys looks at
+	maxDiffering  = 10               // paths that the text of a mismatch names, and
+	maxNameInPath = 60               // bytes of each name in them
+)
