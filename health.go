@@ -367,11 +367,7 @@ select t.relname, c.relname, pg_catalog.pg_relation_size(c.oid)
 
 // pauses looks for queues, kinds and limits that somebody may have forgotten to resume.
 func (x *examination) pauses(ctx context.Context) error {
-	const old = `
-select what, name, paused_at, note, until from onceq.pauses
- where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' and ` + inForce + `
- order by what desc, name`
-	return x.each(ctx, old, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+	return x.each(ctx, listPauses, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var p Pause
 		if err := p.scan(rows); err != nil {
 			return err

@@ -174,15 +174,19 @@ func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, e
 	return q.Resume(ctx, db, Pause{Kind: kind})
 }
 
+// listPauses reads what has been paused for longer than $1 microseconds, or all that is paused if that is null.
+const listPauses = `
+select what, name, paused_at, note, until from onceq.pauses
+ where (paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond') is not false and ` + inForce + `
+ order by what desc, name`
+
 // Pauses lists what is paused, queues first, then limits, by name. A nil db is the pool.
 func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
 	if db == nil {
 		db = q.pool
 	}
-	const read = `
-select what, name, paused_at, note, until from onceq.pauses where ` + inForce + ` order by what desc, name`
 	var all []Pause
-	err := q.send(ctx, db, asIs, read, nil, each(func(rows pgx.Rows) error {
+	err := q.send(ctx, db, asIs, listPauses, []any{nil}, each(func(rows pgx.Rows) error {
 		var p Pause
 		err := p.scan(rows)
 		all = append(all, p)

@@ -186,10 +186,11 @@ const lacksRows = `select ` + rowsLack + `, exists (select from onceq.meta)`
 // that there is one. Calls may have gone with it, so a call of all lanes comes with the new row.
 func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by way) error {
 	const (
-		locks  = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
-		called = `select count(*) from onceq.lane_calls where slot = -1 and lane = ''`
-		call   = `insert into onceq.lane_calls (due, slot, lane)
-values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
+		locks = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
+		call  = `
+insert into onceq.lane_calls (due, slot, lane)
+select c.due, -1, c.lane from (values ('infinity'::timestamptz, ''), (statement_timestamp(), ` + sqlSep + `)) c (due, lane)
+ where not exists (select from onceq.lane_calls where slot = -1 and lane = '')`
 	)
 	var put int64
 	insert := func(db DB, statement string) error {
@@ -198,15 +199,11 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 		return err
 	}
 	err := atomically(ctx, pool, by, func(db DB) error {
-		var calls int
 		err := insert(db, locks)
 		if err == nil {
 			err = q.queryRow(ctx, db, lockLanes, nil, nil)
 		}
 		if err == nil {
-			err = q.queryRow(ctx, db, called, nil, &calls)
-		}
-		if err == nil && calls == 0 {
 			err = insert(db, call)
 		}
 		return err
@@ -235,10 +232,6 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 // held counts them; see ResolveMany. Outcomes that are recorded are still replayed. Live jobs stay live, and the copy's
 // workers will run them: Cancel the jobs that only the original should run.
 func (q *Queue) NewInstallation(ctx context.Context) (held int, err error) {
-	const busy = `
-select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
-     + (select count(*) from onceq.job_fences where state = ` + sqlClaimed + ` and leased_until > statement_timestamp()),
-       (select count(*) from onceq.waiters where idle_until > statement_timestamp())`
 	const hold = `
 with held as (
   update onceq.job_fences f
@@ -246,7 +239,9 @@ with held as (
    where ` + inDoubt + `
   returning 1
 )
-select count(*) from held`
+select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
+     + (select count(*) from onceq.job_fences where state = ` + sqlClaimed + ` and leased_until > statement_timestamp()),
+       (select count(*) from onceq.waiters where idle_until > statement_timestamp()), (select count(*) from held)`
 	err = atomically(ctx, q.pool, asIs, func(db DB) error {
 		var leases, workers int
 		var b [16]byte // of a UUID of version 4
@@ -260,13 +255,11 @@ select count(*) from held`
 		case err != nil:
 			return err
 		}
-		if err := q.queryRow(ctx, db, busy, nil, &leases, &workers); err != nil {
-			return err
-		}
-		if leases+workers > 0 {
+		err := q.queryRow(ctx, db, hold, nil, &leases, &workers, &held)
+		if err == nil && leases+workers > 0 {
 			return fmt.Errorf("%d leases have not run out and %d workers wait for jobs; stop the workers, wait for their leases to end, and call this again", leases, workers)
 		}
-		return q.queryRow(ctx, db, hold, nil, &held)
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("onceq: new installation: %w", err)

@@ -919,12 +919,8 @@ begin
     elsif ns is null then
       return null;
     end if;
-    ids := array(select ids[n] from unnest(ns) as n);
-    states := array(select states[n] from unnest(ns) as n);
-    results := array(select results[n] from unnest(ns) as n);
-    errors := array(select errors[n] from unnest(ns) as n);
-    spents := array(select spents[n] from unnest(ns) as n);
-    keeps := array(select keeps[n] from unnest(ns) as n);
+    select array_agg(ids[n]), array_agg(states[n]), array_agg(results[n]), array_agg(errors[n]), array_agg(spents[n]), array_agg(keeps[n])
+      into ids, states, results, errors, spents, keeps from unnest(ns) as n;
   end if;
 
   -- Each fence must still be its job's: another job may have taken the key of a dead one.
@@ -1239,21 +1235,13 @@ begin
   delete from {{.schema}}.jobs j using unnest(cancelled) as g(id) where j.id = any (array[g.id]) and g.id <> all (coalesce(waits, '{}'));
 
   if array_remove(lines, null) <> '{}' then
-    with line as materialized (
-      select u.id, l.lane from unnest(cancelled, lines) as u(id, lane)
-       cross join lateral (values (split_part(u.lane, chr(31), 1)), (split_part(u.lane, chr(31), 2))) as l(lane) where l.lane <> ''
-    ),
-    place as (
-      delete from {{.schema}}.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
-    )
-    select array_agg(lane) into lines from line;
-    perform {{.schema}}.call(lines, now);
+    delete from {{.schema}}.lane_places p using unnest(cancelled, lines) as u(id, lane)
+     where p.lane = any (string_to_array(u.lane, chr(31))) and p.id = u.id;
+    perform {{.schema}}.call(array(
+      select l from unnest(lines) as u(lane) cross join lateral unnest(string_to_array(u.lane, chr(31))) as l where l not in ('', '@')), now);
   end if;
-
-  if exists (select from unnest(rules) as r(rule) where rule & 4::smallint = 4) then
-    perform {{.schema}}.tell(array_agg(g.id), array_agg(7::smallint), null)
-       from unnest(cancelled, rules) as g(id, rule) where g.rule & 4::smallint = 4;
-  end if;
+  perform {{.schema}}.tell(array_agg(g.id), array_agg(7::smallint), null)
+     from unnest(cancelled, rules) as g(id, rule) where g.rule & 4::smallint = 4;
 end
 $cancel$;
 

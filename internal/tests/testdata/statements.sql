@@ -1045,11 +1045,6 @@ select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application
  order by pg_catalog.bool_and(l.granted) desc, a.xact_start, 1
  limit 5;
 
--- health.go: pauses.old
-select what, name, paused_at, note, until from onceq.pauses
- where paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' and (until is null or until > statement_timestamp())
- order by what desc, name;
-
 -- health.go: readStill
 select s.lane, s.ids, -1
   from (select lane, (pg_catalog.array_agg(id order by id))[:5] as ids
@@ -1838,8 +1833,10 @@ select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
 -- move.go: moveJobs
 select n from onceq.move($1::bigint[], $2::text, $3::bigint, $4::bool) n;
 
--- pause.go: Pauses.read
-select what, name, paused_at, note, until from onceq.pauses where (until is null or until > statement_timestamp()) order by what desc, name;
+-- pause.go: listPauses
+select what, name, paused_at, note, until from onceq.pauses
+ where (paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond') is not false and (until is null or until > statement_timestamp())
+ order by what desc, name;
 
 -- pause.go: pauseIt
 select 1 from onceq.pause($1::text, $2::text, $3::timestamptz, $4::bigint, $5::text, $6::bool) f;
@@ -1910,11 +1907,6 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 -- queue.go: Check
 select pg_is_in_recovery();
 
--- queue.go: NewInstallation.busy
-select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
-     + (select count(*) from onceq.job_fences where state = 1 and leased_until > statement_timestamp()),
-       (select count(*) from onceq.waiters where idle_until > statement_timestamp());
-
 -- queue.go: NewInstallation.hold
 with held as (
   update onceq.job_fences f
@@ -1922,7 +1914,9 @@ with held as (
    where (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
   returning 1
 )
-select count(*) from held;
+select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
+     + (select count(*) from onceq.job_fences where state = 1 and leased_until > statement_timestamp()),
+       (select count(*) from onceq.waiters where idle_until > statement_timestamp()), (select count(*) from held);
 
 -- queue.go: NewInstallation.renew
 update onceq.meta set installation = $1::uuid returning null;
@@ -1935,12 +1929,10 @@ select (select l.n < 16 or c.n = 0
           from (select count(*) as n from onceq.lane_locks) l
          cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c), exists (select from onceq.meta);
 
--- queue.go: putBack.called
-select count(*) from onceq.lane_calls where slot = -1 and lane = '';
-
 -- queue.go: putBack.call
 insert into onceq.lane_calls (due, slot, lane)
-values ('infinity', -1, ''), (statement_timestamp(), -1, E'\x1f');
+select c.due, -1, c.lane from (values ('infinity'::timestamptz, ''), (statement_timestamp(), E'\x1f')) c (due, lane)
+ where not exists (select from onceq.lane_calls where slot = -1 and lane = '');
 
 -- queue.go: putBack.locks
 insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
