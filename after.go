@@ -182,10 +182,11 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 		p := asked[n-1]
 		if id == nil {
 			ref := jobs[p.job].After[p.ref]
-			if e := &all[p.job]; e.key == ref.Key && e.header.scope == ref.Scope {
+			at, here := own[name{ref.Scope, ref.Key}]
+			switch e := &all[p.job]; {
+			case e.key == ref.Key && e.header.scope == ref.Scope:
 				return invalid(field(p), "names %s, which is that of the job itself; a job cannot wait for itself", ref)
-			}
-			if at, ok := own[name{ref.Scope, ref.Key}]; ok {
+			case here:
 				return invalid(field(p), "names %s, which is that of a later one in this call (the one with index %d); put that one before", ref, at)
 			}
 			return invalid(field(p), "names %s, which no job has; enqueue that job before, in the same transaction or earlier", ref)

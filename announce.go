@@ -110,6 +110,16 @@ func (a *announcement) wait(now time.Time) time.Duration {
 	return later(later(at, a.notBefore), a.notYet).Sub(now)
 }
 
+// newRow is what the row says next: which feeds wait, and which are busy.
+type newRow struct {
+	waiting []*feed
+	heard   []int         // their counts of notifications
+	all     bool          // each feed waits that is not paused
+	busy    []string      // queues
+	looking []string      // queues of which this run gets the jobs alone
+	looks   time.Duration // so long it may get them; 0: no notification has asked for that
+}
+
 // startAnnouncement announces all feeds that are not busy, if it is time for that.
 func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	a := &c.announcement
@@ -117,72 +127,84 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		return false
 	}
 	a.wanted, a.written = false, now
-	var waiting []*feed
-	var heard []int
-	var full, busy, looking []string
-	var looks time.Duration
-	unpaused := 0
-	for _, f := range c.feeds {
-		if !f.paused {
-			unpaused++
-		}
-		if !f.more.IsZero() && !f.paused {
-			looks = max(looks, looksBriefly)
-			if now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor {
-				looks = looksLong
-			}
-		}
-		if now.Before(f.more) {
-			looking = append(looking, f.queue)
-		}
-		switch {
-		case f.cursor.full && !f.paused:
-			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < shortly && !a.backed || now.Before(f.more):
-			busy = append(busy, f.queue)
-		default:
-			waiting, heard = append(waiting, f), append(heard, f.heard)
-			continue
-		}
-		if !f.announced.IsZero() {
-			if c.unannounced(f); f.idle() {
-				f.again = now.Add(shortly)
-				c.activate(f)
-			}
-		}
-		if f.idle() && !f.paused && now.Before(f.more) {
-			f.again = f.more // it is announced after that
-			c.activate(f)
-		}
-	}
-	if a.lively || len(full) > perStatement { // so many cannot be named
-		waiting = nil
-	}
-	if len(waiting) == 0 && !a.waits {
+	r := c.newRow(now)
+	if len(r.waiting) == 0 && !a.waits {
 		c.setWaits()
 		return false
 	}
-	if busy = append(full, busy...); len(busy) > perStatement {
-		busy = busy[:perStatement]
-	}
-	if len(waiting) == 0 {
-		busy = nil
-	}
-	if looks > 0 {
-		a.looks = looks
+	if r.looks > 0 {
+		a.looks = r.looks
 	}
 	era, looks := a.era, c.looksFor()
-	may := c.listener.polls && !now.Before(a.awake) && len(waiting) == unpaused
+	may := c.listener.polls && !now.Before(a.awake) && r.all
 	c.send(&c.keeps, func() func() {
-		others, before, err := c.listener.announce(ctx, len(waiting) > 0, may, looks, busy, looking)
+		others, before, err := c.listener.announce(ctx, len(r.waiting) > 0, may, looks, r.busy, r.looking)
 		return func() {
 			a.backed, a.many = err == nil && others > 0, err == nil && others+1 >= dormantFrom
 			c.takeDormant()
 			c.leave(a.dormant || a.many && before >= firstOnes && c.w.poll == 0)
-			c.announced(waiting, heard, era, err)
+			c.announced(r.waiting, r.heard, era, err)
 		}
 	})
 	return true
+}
+
+// newRow decides what the row says. What is busy is no longer announced.
+func (c *claimer) newRow(now time.Time) (r newRow) {
+	var full []string
+	r.all = true
+	for _, f := range c.feeds {
+		if !f.paused {
+			r.looks = max(r.looks, f.looksNext(now))
+		}
+		if now.Before(f.more) {
+			r.looking = append(r.looking, f.queue)
+		}
+		switch {
+		case f.cursor.full && !f.paused:
+			full = append(full, f.queue)
+		case f.paused || f.due || now.Sub(f.found) < shortly && !c.announcement.backed || now.Before(f.more):
+			r.busy = append(r.busy, f.queue)
+		default:
+			r.waiting, r.heard = append(r.waiting, f), append(r.heard, f.heard)
+			continue
+		}
+		r.all = r.all && f.paused
+		c.isBusy(f, now)
+	}
+	if c.announcement.lively || len(full) > perStatement { // so many cannot be named
+		r.waiting, r.all = nil, false
+	}
+	r.busy = append(full, r.busy...)
+	if r.busy = r.busy[:min(len(r.busy), perStatement)]; len(r.waiting) == 0 {
+		r.busy = nil
+	}
+	return r
+}
+
+// isBusy has a feed that does not wait asked again later, when it may be announced.
+func (c *claimer) isBusy(f *feed, now time.Time) {
+	if !f.announced.IsZero() {
+		if c.unannounced(f); f.idle() {
+			f.again = now.Add(shortly)
+			c.activate(f)
+		}
+	}
+	if f.idle() && !f.paused && now.Before(f.more) {
+		f.again = f.more // it is announced after that
+		c.activate(f)
+	}
+}
+
+// looksNext is how long the run may get a feed's jobs alone after it did so: longer if it found many. It is 0 if it did not.
+func (f *feed) looksNext(now time.Time) time.Duration {
+	switch {
+	case f.more.IsZero():
+		return 0
+	case now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor:
+		return looksLong
+	}
+	return looksBriefly
 }
 
 // takeDormant takes whether the run is dormant after an announcement.

@@ -34,34 +34,8 @@ type ClaimOptions struct {
 // The caller must Extend before the lease ends, and finish with Complete, Fail, Snooze or Release. A Worker does all this;
 // Claim is for code that drives the loop itself.
 func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) {
-	if opts.Queue == "" {
-		opts.Queue = DefaultQueue
-	}
-	if err := checkName("ClaimOptions.Queue", opts.Queue, MaxNameBytes); err != nil {
+	if err := opts.check(); err != nil {
 		return nil, err
-	}
-	for _, kind := range opts.Kinds {
-		if err := checkText("ClaimOptions.Kinds", kind); err != nil {
-			return nil, err
-		}
-	}
-	if opts.Limit == 0 {
-		opts.Limit = 1
-	}
-	if opts.Limit < 0 || opts.Limit > 10_000 {
-		return nil, invalid("ClaimOptions.Limit", "is %d; 1 to 10,000 is possible", opts.Limit)
-	}
-	if opts.Lease == 0 {
-		opts.Lease = DefaultLease
-	}
-	if err := checkLease("ClaimOptions.Lease", opts.Lease, time.Millisecond); err != nil {
-		return nil, err
-	}
-	if opts.MaxLost == 0 {
-		opts.MaxLost = DefaultMaxLost
-	}
-	if opts.MaxLost < 0 || opts.MaxLost > maxMaxLost {
-		return nil, invalid("ClaimOptions.MaxLost", "is %d; 1 to %d is possible", opts.MaxLost, maxMaxLost)
 	}
 	if err := q.identify(ctx, q.pool); err != nil {
 		return nil, err
@@ -70,17 +44,9 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if err != nil {
 		return nil, err
 	}
-	statement, kinds := claimAny, opts.Kinds
-	if len(kinds) == 0 {
-		kinds = nil // the statement takes an empty list for no kind at all, which is what is left if all kinds are paused
-	}
-	switch {
-	case paused.queues[opts.Queue]:
+	statement, kinds := opts.open(paused)
+	if statement == "" {
 		return nil, nil
-	case len(paused.kinds) > 0 && kinds == nil:
-		statement, kinds = claimAnyBut, paused.kinds
-	case len(paused.kinds) > 0:
-		kinds = paused.open(opts.Queue, kinds)
 	}
 	if err := q.promoteInTurn(ctx); err != nil {
 		return nil, err
@@ -98,33 +64,76 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 				continue
 			}
 		}
-		alive := c.leases[:0]
-		var ended []outcome
-		for _, l := range c.leases {
-			if dead := l.exhausted(opts.MaxLost); dead != nil {
-				ended = append(ended, *dead)
-			} else {
-				alive = append(alive, l)
-			}
-		}
-		if alive, err = q.onlyOnTime(ctx, alive); err != nil {
-			return nil, err
-		}
-		if len(ended) == 0 {
-			return alive, nil
-		}
-		_, left, err := q.finish(ctx, q.pool, hot, ended)
-		switch {
-		case len(alive) == 0 && err != nil:
-			return nil, err
-		case err != nil: // the others are the caller's
-			q.log.WarnContext(ctx, "onceq: jobs that do not run again could not be ended, and their leases run out", slog.Int("jobs", len(left)), slog.Any("error", err))
-			return alive, nil
-		case len(alive) > 0:
-			return alive, nil
+		alive, ended, err := endExhausted(ctx, q, c.leases, opts.MaxLost)
+		if err != nil || len(alive) > 0 || ended == 0 {
+			return alive, err
 		}
 		looked = false // others may go on, now that these have ended
 	}
+}
+
+// check refuses what cannot be, and sets defaults.
+func (o *ClaimOptions) check() error {
+	o.Queue, o.Limit = cmp.Or(o.Queue, DefaultQueue), cmp.Or(o.Limit, 1)
+	o.Lease, o.MaxLost = cmp.Or(o.Lease, DefaultLease), cmp.Or(o.MaxLost, DefaultMaxLost)
+	if err := checkName("ClaimOptions.Queue", o.Queue, MaxNameBytes); err != nil {
+		return err
+	}
+	for _, kind := range o.Kinds {
+		if err := checkText("ClaimOptions.Kinds", kind); err != nil {
+			return err
+		}
+	}
+	if o.Limit < 0 || o.Limit > 10_000 {
+		return invalid("ClaimOptions.Limit", "is %d; 1 to 10,000 is possible", o.Limit)
+	}
+	if err := checkLease("ClaimOptions.Lease", o.Lease, time.Millisecond); err != nil {
+		return err
+	}
+	if o.MaxLost < 0 || o.MaxLost > maxMaxLost {
+		return invalid("ClaimOptions.MaxLost", "is %d; 1 to %d is possible", o.MaxLost, maxMaxLost)
+	}
+	return nil
+}
+
+// open chooses the statement of a claim and its kinds, by what is paused. It is "" if the queue is.
+func (o *ClaimOptions) open(p *paused) (statement string, kinds []string) {
+	switch {
+	case p.queues[o.Queue]:
+		return "", nil
+	case len(p.kinds) > 0 && len(o.Kinds) == 0:
+		return claimAnyBut, p.kinds
+	case len(p.kinds) > 0:
+		return claimAny, p.open(o.Queue, o.Kinds)
+	case len(o.Kinds) == 0:
+		return claimAny, nil // an empty list is no kind at all: what is left if all are paused
+	}
+	return claimAny, o.Kinds
+}
+
+// endExhausted ends those jobs of a claim that must not be started again, and returns the others and how many it has ended.
+func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (alive []*Lease, ended int, err error) {
+	alive = leases[:0]
+	var dead []outcome
+	for _, l := range leases {
+		if o := l.exhausted(most); o != nil {
+			dead = append(dead, *o)
+		} else {
+			alive = append(alive, l)
+		}
+	}
+	if alive, err = q.onlyOnTime(ctx, alive); err != nil || len(dead) == 0 {
+		return alive, 0, err
+	}
+	_, left, err := q.finish(ctx, q.pool, hot, dead)
+	switch {
+	case err != nil && len(alive) == 0:
+		return nil, 0, err
+	case err != nil: // the others are the caller's
+		q.log.WarnContext(ctx, "onceq: jobs that do not run again could not be ended, and their leases run out",
+			slog.Int("jobs", len(left)), slog.Any("error", err))
+	}
+	return alive, len(dead), nil
 }
 
 // exhausted gives the outcome of a job that must not be started again, or nil.
@@ -429,6 +438,20 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	if err != nil {
 		return fmt.Errorf("onceq: claim: %w", err)
 	}
+	distribute(asks, leases, order)
+	for _, c := range asks {
+		c.now, c.began = now, began
+	}
+	if q.watched(EventClaimed.Level()) {
+		for _, l := range leases {
+			q.claimed(ctx, l, now)
+		}
+	}
+	return nil
+}
+
+// distribute gives each ask its leases. order has the place of each lease: that of its ask in the upper half.
+func distribute(asks []*claim, leases []*Lease, order []int64) {
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))
 		for i, l := range leases {
@@ -445,15 +468,6 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 		}
 		asks[k].leases = leases[first:i:i]
 	}
-	for _, c := range asks {
-		c.now, c.began = now, began
-	}
-	if q.watched(EventClaimed.Level()) {
-		for _, l := range leases {
-			q.claimed(ctx, l, now)
-		}
-	}
-	return nil
 }
 
 // claimed reports a claim. now is the database's time.

@@ -264,69 +264,101 @@ func (c *claimer) listens() bool {
 	return c.listener.confirmed.Load() && !c.listener.notOfTx.Load()
 }
 
+// claimRound is what startClaims decides in one go over the active feeds.
+type claimRound struct {
+	now    time.Time
+	wait   time.Duration // until it is to think again at the latest, if nothing happens
+	chosen []*feed       // are claimed in one statement
+	wants  []want        // of these
+}
+
+// What becomes of an active feed in a round.
+type roundEnd int
+
+const (
+	staysActive roundEnd = iota
+	hadTurn              // it is claimed, and comes after the others next time
+	goesIdle
+)
+
 // startClaims starts the claims that can be made now. It returns when to think again at the latest, if nothing happens.
 func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
-	wait = longestNap
 	if d := c.notBefore.Sub(now); d > 0 {
 		return d
 	}
-	var chosen []*feed
-	var wants []want
+	r := claimRound{now: now, wait: longestNap}
 	keep := c.active[:0]
-	var later []*feed // these have had their turn
+	var last []*feed // these have had their turn
 	for _, f := range c.active {
-		purpose := &c.claims
-		switch {
-		case f.backlog && now.Before(f.othersUntil):
-			purpose = &c.claimsInTurn
-		case f.backlog:
-			purpose = &c.claimsBacklog
-		}
-		one := c.quarantineDue(f)
-		due := one || f.due || !f.again.IsZero() && !now.Before(f.again)
-		switch {
-		case f.paused && !f.busy:
-			f.active, f.due, f.again = false, false, time.Time{}
-			continue
-		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= perStatement):
-			keep = append(keep, f) // an answer comes first
-			continue
-		case !due && f.again.IsZero() && len(f.quarantine.ids) == 0:
-			f.active = false
-			continue
-		case !due:
-			if keep = append(keep, f); !f.again.IsZero() {
-				wait = min(wait, f.again.Sub(now))
-			}
-			continue
-		}
-		w := c.wantNow(f)
-		f.noRoom = !w.now
-		switch {
-		case !w.now:
-			wait = min(wait, w.again)
+		switch c.consider(ctx, f, &r) {
+		case staysActive:
 			keep = append(keep, f)
-			continue
-		case w.one:
-			c.claimQuarantined(ctx, f)
-		case *purpose || len(chosen) >= perStatement: // another worker was faster to start a job in quarantine
-			c.unreserve(f)
-			keep = append(keep, f)
-			continue
-		case f.backlog:
-			c.claim(ctx, []*feed{f}, []want{w}, purpose)
-		default:
-			chosen, wants = append(chosen, f), append(wants, w)
-			f.busy = true
+		case hadTurn:
+			last = append(last, f)
 		}
-		later = append(later, f)
 	}
 	clear(c.active[len(keep):])
-	c.active = append(keep, later...)
-	if len(chosen) > 0 {
-		c.claim(ctx, chosen, wants, &c.claims)
+	c.active = append(keep, last...)
+	if len(r.chosen) > 0 {
+		c.claim(ctx, r.chosen, r.wants, &c.claims)
 	}
-	return wait
+	return r.wait
+}
+
+// consider has an active feed claimed, if there is something to claim and no answer to wait for.
+func (c *claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd {
+	purpose := c.purposeOf(f, r.now)
+	taken := *purpose || len(r.chosen) >= perStatement
+	one := c.quarantineDue(f)
+	due := one || f.due || !f.again.IsZero() && !r.now.Before(f.again)
+	switch {
+	case f.paused && !f.busy:
+		f.active, f.due, f.again = false, false, time.Time{}
+		return goesIdle
+	case f.busy || f.held || due && !one && taken: // an answer comes first
+		return staysActive
+	case due:
+		return c.claimNow(ctx, f, r, purpose, taken)
+	case f.again.IsZero() && len(f.quarantine.ids) == 0:
+		f.active = false
+		return goesIdle
+	case !f.again.IsZero():
+		r.wait = min(r.wait, f.again.Sub(r.now))
+	}
+	return staysActive
+}
+
+// purposeOf is for what a claim of a feed is sent.
+func (c *claimer) purposeOf(f *feed, now time.Time) *bool {
+	switch {
+	case !f.backlog:
+		return &c.claims
+	case now.Before(f.othersUntil):
+		return &c.claimsInTurn
+	}
+	return &c.claimsBacklog
+}
+
+// claimNow claims from a feed, by itself or together with others of the round, if there is room.
+func (c *claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose *bool, taken bool) roundEnd {
+	w := c.wantNow(f)
+	f.noRoom = !w.now
+	switch {
+	case !w.now:
+		r.wait = min(r.wait, w.again)
+		return staysActive
+	case w.one:
+		c.claimQuarantined(ctx, f)
+	case taken: // another worker was faster to start a job in quarantine
+		c.unreserve(f)
+		return staysActive
+	case f.backlog:
+		c.claim(ctx, []*feed{f}, []want{w}, purpose)
+	default:
+		r.chosen, r.wants = append(r.chosen, f), append(r.wants, w)
+		f.busy = true
+	}
+	return hadTurn
 }
 
 // claim claims from feeds, from their cursors on, jobs that have lost no lease.
@@ -448,36 +480,54 @@ func (c *claimer) works(w *work, feeds []*feed) {
 
 // took takes what a claim returned for a feed, and decides what comes next for it.
 func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
-	f.busy = false
-	f.claimedAt = ended
-	var waited time.Duration
-	switch {
-	case ask.turn != nil:
-		if waited = ask.turn.waited; waited > turnAtOnce || ask.turn.missed {
-			f.othersUntil = ended.Add(othersClaim)
-		}
-		if !ask.turn.missed {
-			f.vain = 0
-		}
-		f.turnTook = waited
-	case ask.outOfTurn:
-		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(2 * othersClaim)
-		}
-	}
-	f.cursor.claimed(ask, how, began, ended, waited)
+	f.busy, f.claimedAt = false, ended
+	f.cursor.claimed(ask, how, began, ended, f.tookTurn(ask, ended))
 	if f.anew {
 		f.cursor.restart()
 		f.anew, f.due = false, true
 	}
 	c.looks.claimed = true
-	if len(ask.leases) > 0 {
+	found := len(ask.leases) > 0
+	if found {
 		f.pace.claimed(ask.leases)
 		c.exec.accept(f.slots, ask.leases, ask.began)
 		c.ahead = c.ahead || f.slots.anyWait()
 		f.moreJobs += len(ask.leases)
 	}
 	c.unreserve(f)
+	f.sawEnd(ask, ended)
+	if found {
+		if often := ended.Sub(f.found) < 50*time.Millisecond; !f.announced.IsZero() && (often || f.cursor.full) {
+			c.announcement.wanted = true
+			c.unannounced(f)
+		}
+		f.found, f.pause = ended, soonAgain
+	}
+	c.claimNext(f, found, ended)
+}
+
+// tookTurn takes what a claim learned about turns: whether others claim there too. It returns how long the claim waited for its turn.
+func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
+	switch t := ask.turn; {
+	case t != nil:
+		if t.waited > turnAtOnce || t.missed {
+			f.othersUntil = ended.Add(othersClaim)
+		}
+		if !t.missed {
+			f.vain = 0
+		}
+		f.turnTook = t.waited
+		return t.waited
+	case ask.outOfTurn:
+		if f.vain++; f.vain > 1 { // once may be because very many wait
+			f.turnsFrom = ended.Add(2 * othersClaim)
+		}
+	}
+	return 0
+}
+
+// sawEnd takes whether a claim came to the end of the queue, or there is more than it was allowed to take.
+func (f *feed) sawEnd(ask *claim, ended time.Time) {
 	full := f.cursor.full
 	if !full && !f.due && !ended.Before(f.more) {
 		f.passOn = time.Time{}
@@ -486,45 +536,49 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		f.slots.end.Store(&ended)
 	}
 	f.backlog = full && (ask.limit >= perStatement || ask.alone && f.slots.count*f.slots.width >= perStatement)
-	announced := !f.announced.IsZero()
-	quiet := ended.Sub(f.found)
-	if len(ask.leases) > 0 {
-		if announced && (full || quiet < 50*time.Millisecond) {
-			c.announcement.wanted = true
-			c.unannounced(f)
-			announced = false
-		}
-		f.found, f.pause, quiet = ended, soonAgain, 0
-	}
-	// A job may have been committed late, and what told of it may not tell again.
-	late := f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more))
-	if late && c.announcement.backed && len(ask.leases) == 0 {
+}
+
+// claimNext decides when a feed is claimed, or looked at, after a claim that found some jobs or none.
+func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
+	a, looking := &c.announcement, ended.Before(f.more)
+	late := f.mayComeLate(found, a.lively || looking)
+	if late && a.backed && !found {
 		c.lookSoon(f, later(f.cursor.nextLook(), ended)) // a claim might take what others have been woken for
 	}
 	switch {
-	case full:
+	case f.cursor.full:
 		c.isDue(f)
 	case f.due: // a notification came in between
-	case late && !c.announcement.backed && !ended.Before(f.more):
-		f.claimSoon(ended)
-		if look := f.cursor.nextLook(); look.Before(f.again) {
-			f.again = later(look, ended)
-		}
-		c.activate(f)
-		if !announced && quiet >= shortly && c.listener.confirmed.Load() && !c.announcement.lively {
-			c.announcement.wanted = true // producers need not wait for that claim
-		}
-	case c.announcement.lively: // the next look is soon
-	case ended.Before(f.more):
+	case late && !a.backed && !looking:
+		c.claimBack(f, ended)
+	case a.lively: // the next look is soon
+	case looking:
 		f.again = ended.Add(looksEvery)
 		c.activate(f)
-	case announced && c.listens():
+	case !f.announced.IsZero() && c.listens():
 		c.lookSoon(f, f.found.Add(shortly)) // because of delayed jobs
-	case quiet < shortly && !c.announcement.backed:
+	case ended.Sub(f.found) < shortly && !a.backed:
 		f.claimSoon(ended)
 		c.activate(f)
 	default:
 		c.settle(f, ended)
+	}
+}
+
+// mayComeLate reports whether a job may have been committed late, behind a claim that went back only briefly: what told of it may
+// not tell again. Where the feed is looked at anyway, that matters only after a claim that found nothing.
+func (f *feed) mayComeLate(found, looked bool) bool { return f.cursor.brief && !(found && looked) }
+
+// claimBack has a feed claimed soon, and from farther back when that is due. Producers need not wait for that to know of the feed.
+func (c *claimer) claimBack(f *feed, ended time.Time) {
+	f.claimSoon(ended)
+	if look := f.cursor.nextLook(); look.Before(f.again) {
+		f.again = later(look, ended)
+	}
+	c.activate(f)
+	a := &c.announcement
+	if f.announced.IsZero() && ended.Sub(f.found) >= shortly && c.listener.confirmed.Load() && !a.lively {
+		a.wanted = true
 	}
 }
 

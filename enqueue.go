@@ -164,24 +164,30 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	return results, err
 }
 
+// manyJobs are the jobs of one call, and what came of them. The slices have an element for each.
+type manyJobs struct {
+	jobs    []Job
+	all     []encoded
+	ids     []int64
+	results []Result
+	at      time.Time // of the call, once a statement has said it
+}
+
 // enqueueMany is EnqueueMany for jobs that are encoded, without its events.
 func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encoded, sorted []int, keyed, own bool) (results []Result, err error) {
 	for i := range all {
 		q.expectWaits(&all[i])
 	}
-	results = make([]Result, len(jobs))
+	m := manyJobs{jobs: jobs, all: all, ids: make([]int64, len(jobs)), results: make([]Result, len(jobs))}
 	if len(jobs) == 0 {
-		return results, nil
+		return m.results, nil
 	}
 	after, err := q.resolveAfter(ctx, db, jobs, all)
 	if err != nil {
 		return nil, err
 	}
-	ids := make([]int64, len(jobs))
-	var at time.Time
-	places := places(len(jobs))
 	var begin txBeginner
-	if _, rest := chunk(all, places); len(rest) > 0 || keyed || after != nil { // otherwise one statement, which is atomic by itself
+	if _, rest := chunk(all, places(len(jobs))); len(rest) > 0 || keyed || after != nil { // otherwise one statement, which is atomic by itself
 		open := opener
 		if after != nil {
 			open = mustOpen
@@ -192,42 +198,17 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		own = own || begin != nil
 	}
 	var refusal error
-	read := make(map[int]Result)
+	var read map[int]Result
 	enqueue := func(db DB) error {
-		clear(ids)
-		clear(results)
-		clear(read)
-		at, refusal = time.Time{}, nil
-		var refused []error
-		part, rest := chunk(all, places)
-		if len(rest) > 0 && keyed {
-			// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
-			if err := q.queryRow(ctx, db, drawIDs, []any{len(jobs)}, &at, &ids); err != nil {
-				return fmt.Errorf("onceq: drawing ids: %w", err)
-			}
-			if sorted != nil {
-				part, rest = chunk(all, sorted)
-			}
+		refusal = nil
+		refused, tried, err := m.insertAll(ctx, q, db, sorted, keyed, own)
+		if err == nil && after != nil {
+			err = q.linkFollowers(ctx, db, after, m.results)
 		}
-		for ; len(part) > 0; part, rest = chunk(all, rest) {
-			part = slices.Sorted(slices.Values(part)) // a copy: another try takes the keys in the same order
-			left, err := q.insertMany(ctx, db, all, ids, &at, results, part, false, own)
-			if err != nil {
-				return err
-			}
-			no, tried, err := q.settle(ctx, db, jobs, all, ids, &at, results, left)
-			if err != nil {
-				return err
-			}
-			refused = append(refused, no...)
-			maps.Copy(read, tried)
+		if err != nil {
+			return err
 		}
-		if after != nil {
-			if err := q.linkFollowers(ctx, db, after, results); err != nil {
-				return err
-			}
-		}
-		refusal = joined(refused)
+		read, refusal = tried, joined(refused)
 		return refusal
 	}
 	// Absent keys are taken in their order, but expired ones after all absent ones of the same statement.
@@ -240,9 +221,42 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		return nil, err
 	}
 	if err != nil && own { // the others were rolled back
-		onlyDuplicates(results, read)
+		onlyDuplicates(m.results, read)
 	}
-	return results, err
+	return m.results, err
+}
+
+// insertAll enqueues jobs in as many statements as they need. It returns the errors of those that are refused, and
+// settling.tried.
+func (m *manyJobs) insertAll(ctx context.Context, q *Queue, db DB, sorted []int, keyed, own bool) (refused []error, read map[int]Result, err error) {
+	clear(m.ids) // of an earlier try
+	clear(m.results)
+	m.at = time.Time{}
+	read = make(map[int]Result)
+	part, rest := chunk(m.all, places(len(m.all)))
+	if len(rest) > 0 && keyed {
+		// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
+		if err := q.queryRow(ctx, db, drawIDs, []any{len(m.all)}, &m.at, &m.ids); err != nil {
+			return nil, nil, fmt.Errorf("onceq: drawing ids: %w", err)
+		}
+		if sorted != nil {
+			part, rest = chunk(m.all, sorted)
+		}
+	}
+	for ; len(part) > 0; part, rest = chunk(m.all, rest) {
+		part = slices.Sorted(slices.Values(part)) // a copy: another try takes the keys in the same order
+		left, err := m.insert(ctx, q, db, part, false, own)
+		if err != nil {
+			return nil, nil, err
+		}
+		no, tried, err := m.settle(ctx, q, db, left)
+		if err != nil {
+			return nil, nil, err
+		}
+		refused = append(refused, no...)
+		maps.Copy(read, tried)
+	}
+	return refused, read, nil
 }
 
 // drawIDs draws so many ids, and says what time it is.
@@ -688,19 +702,19 @@ func (c *columns) statement(own, taking, apart bool, since *time.Time) (statemen
 	return statement, args
 }
 
-// insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
-// It returns the places of the others. An id that is 0 is drawn and filled in too. at is the time of the call, once a statement
-// has said it: jobs with a lane have it in common, so that their ids decide who is first, whichever statement takes them.
-func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, at *time.Time, results []Result, part []int, taking, own bool) ([]int, error) {
+// insert sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
+// It returns the places of the others. An id that is 0 is drawn and filled in too. Jobs with a lane have the time of the call in
+// common, so that their ids decide who is first, whichever statement takes them.
+func (m *manyJobs) insert(ctx context.Context, q *Queue, db DB, part []int, taking, own bool) ([]int, error) {
 	n := len(part)
 	known := make(map[header]int32)
 	c := columns{refs: make([]int32, 0, n), payloads: make([]string, 0, n)}
 	for _, i := range part {
-		c.add(known, &all[i], ids[i], n)
+		c.add(known, &m.all[i], m.ids[i], n)
 	}
 	var since *time.Time
-	if !at.IsZero() {
-		since = at
+	if !m.at.IsZero() {
+		since = &m.at
 	}
 	apart, err := q.onCitus(ctx, db)
 	if err != nil {
@@ -713,7 +727,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	if statement == enqueueJobs {
 		var began time.Time
 		if answer = append(answer, &began); c.lanes != nil {
-			answer[4] = at
+			answer[4] = &m.at
 		}
 	}
 	if err := q.sendBare(ctx, db, statement, args, row(answer...)); err != nil {
@@ -725,14 +739,14 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	slices.Sort(mine)
 	var left []int
 	for k, i := range part {
-		ids[i] = got[k]
-		if all[i].key != "" {
+		m.ids[i] = got[k]
+		if m.all[i].key != "" {
 			if _, ok := slices.BinarySearch(mine, got[k]); !ok {
 				left = append(left, i)
 				continue
 			}
 		}
-		results[i] = accepted(got[k], delayed[c.refs[k]-1])
+		m.results[i] = accepted(got[k], delayed[c.refs[k]-1])
 	}
 	return left, nil
 }
@@ -764,12 +778,12 @@ type settling struct {
 // settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
 // returns the errors of those that are refused, and settling.tried. It must run in new statements, because the statement that
 // met the key may not see its row.
-func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, at *time.Time, results []Result, left []int) (refused []error, tried map[int]Result, err error) {
+func (m *manyJobs) settle(ctx context.Context, q *Queue, db DB, left []int) (refused []error, tried map[int]Result, err error) {
 	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // the handler's transaction is recognised in another context too
-	s := settling{q: q, jobs: jobs, all: all, results: results, ours: ours}
+	s := settling{q: q, jobs: m.jobs, all: m.all, results: m.results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
-			return nil, nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].header.scope)
+			return nil, nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, m.all[left[0]].key, m.all[left[0]].header.scope)
 		}
 		again, floor, err := s.look(ctx, db, left)
 		if err != nil {
@@ -780,7 +794,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 		}
 		if try > 0 {
 			for _, i := range again {
-				ids[i] = 0
+				m.ids[i] = 0
 			}
 		}
 		if floor > 0 && try > 0 {
@@ -790,7 +804,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 				return nil, nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
-		if left, err = q.insertMany(ctx, db, all, ids, at, results, again, true, outside(db)); err != nil {
+		if left, err = m.insert(ctx, q, db, again, true, outside(db)); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -888,15 +902,15 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 
 // settleOne is settle for one job.
 func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {
-	results := make([]Result, 1)
-	refused, _, err := q.settle(ctx, db, []Job{job}, []encoded{e}, make([]int64, 1), new(time.Time), results, []int{0})
+	m := manyJobs{jobs: []Job{job}, all: []encoded{e}, ids: make([]int64, 1), results: make([]Result, 1)}
+	refused, _, err := m.settle(ctx, q, db, []int{0})
 	if err == nil {
 		err = joined(refused)
 	}
-	if err == nil && !results[0].Duplicate {
-		q.enqueued(ctx, &e, results[0])
+	if err == nil && !m.results[0].Duplicate {
+		q.enqueued(ctx, &e, m.results[0])
 	}
-	return results[0], err
+	return m.results[0], err
 }
 
 func joined(errs []error) error {

@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -164,29 +165,18 @@ type Fence struct {
 
 // Fence checks the spec; bad input is an *InvalidError. Nothing is sent to the database.
 func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
-	f := &Fence{q: q, db: q.pool, class: spec.Class, scope: spec.Scope, key: spec.Key, lease: spec.Lease, policy: spec.Policy}
-	if f.class == 0 {
-		f.class = ClassApplication
+	f := &Fence{
+		q: q, db: q.pool, class: cmp.Or(spec.Class, ClassApplication), scope: cmp.Or(spec.Scope, "default"), key: spec.Key,
+		lease: cmp.Or(spec.Lease, DefaultLease), policy: spec.Policy,
 	}
 	if f.class != ClassApplication && f.class != ClassRequest {
 		return nil, invalid("Class", "is %d; use ClassApplication or ClassRequest", f.class)
 	}
-	if f.scope == "" {
-		f.scope = "default"
-	}
-	if err := checkName("Key", f.key, MaxKeyBytes); err != nil {
+	err := cmp.Or(checkName("Key", f.key, MaxKeyBytes), checkName("Scope", f.scope, MaxScopeBytes),
+		checkLease("Lease", f.lease, time.Millisecond))
+	if err != nil {
 		return nil, err
 	}
-	if err := checkName("Scope", f.scope, MaxScopeBytes); err != nil {
-		return nil, err
-	}
-	if f.lease == 0 {
-		f.lease = DefaultLease
-	}
-	if err := checkLease("Lease", f.lease, time.Millisecond); err != nil {
-		return nil, err
-	}
-	var err error
 	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
 		return nil, err
 	}
@@ -196,11 +186,19 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	if err := f.policy.check(); err != nil {
 		return nil, err
 	}
+	if f.fingerprint, err = spec.fingerprint(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// fingerprint is that of the payload, or nil without one.
+func (spec *FenceSpec) fingerprint() ([]byte, error) {
 	if spec.Payload == nil {
 		if spec.Fields != nil {
 			return nil, invalid("Fields", "are named without a Payload")
 		}
-		return f, nil
+		return nil, nil
 	}
 	raw, isJSON, err := encodePayload("Payload", spec.Payload, json.Marshal)
 	switch {
@@ -211,13 +209,11 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 		if err != nil {
 			return nil, invalid("Payload", "%v", err)
 		}
-		f.fingerprint = appendFingerprint(nil, "", content)
+		return appendFingerprint(nil, "", content), nil
 	case spec.Fields != nil:
 		return nil, invalid("Fields", "are named, but the Payload is bytes")
-	default:
-		f.fingerprint = appendFingerprint(nil, "", append([]byte{formBytes}, raw...))
 	}
-	return f, nil
+	return appendFingerprint(nil, "", append([]byte{formBytes}, raw...)), nil
 }
 
 // lifetimeAfterDoubt is the lifetime of work whose outcome was unknown.
@@ -296,36 +292,26 @@ func (f *Fence) by() way {
 	return hot
 }
 
+// fenceClaim is an attempt to claim a fence.
+type fenceClaim struct {
+	*FenceLease
+	db   DB
+	args []any // of insertFence, and the first ones of takeFence
+}
+
 // claim is Claim. With asking, an uncertain fence whose policy is to ask is claimed too, for perform.
 func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, error) {
 	if err := f.q.identify(ctx, db); err != nil {
 		return nil, err
 	}
-	c := &FenceLease{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}
-	args := []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
+	c := fenceClaim{FenceLease: &FenceLease{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}, db: db}
+	c.args = []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
 	if f.job != nil {
-		args[0], args[1], args[2] = f.job.ID, f.job.claims, f.job.holder
-	}
-	mine := func(statement string, args ...any) (bool, error) {
-		var holds bool
-		var token, identity *int64
-		var until, since *time.Time
-		c.began = time.Now()
-		err := f.q.send(ctx, db, f.by(), statement, args, row(&holds, &token, &until, &since, &identity))
-		switch {
-		case err != nil:
-			return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.told(err))
-		case !holds:
-			return false, f.job.lostError("effect " + strconv.Quote(f.name))
-		case token == nil:
-			return false, nil
-		}
-		c.Token, c.Until, c.Since, c.identity = *token, *until, *since, identity
-		return true, nil
+		c.args[0], c.args[1], c.args[2] = f.job.ID, f.job.claims, f.job.holder
 	}
 	for range settleTries {
-		if ok, err := mine(insertFence, args...); ok || err != nil {
-			return c, err
+		if ok, err := c.send(ctx, insertFence, c.args...); ok || err != nil {
+			return c.FenceLease, err
 		}
 		// Taken. The statement that met the row may not see it; a new one does.
 		r, err := f.read(ctx, db)
@@ -335,42 +321,73 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		case err != nil:
 			return nil, fmt.Errorf("onceq: reading %s: %w", f, err)
 		}
-		doubt, err := f.judge(ctx, c, r, asking)
-		if errors.Is(err, ErrHeld) || errors.Is(err, ErrUncertain) {
+		doubt, err := f.judge(ctx, c.FenceLease, r, asking)
+		switch {
+		case errors.Is(err, ErrHeld) || errors.Is(err, ErrUncertain):
 			return nil, f.remember(ctx, db, r, err)
-		}
-		if err != nil || c.Replayed {
-			return c, err
-		}
-		if doubt == holding {
-			var token int64
-			args := []any{int16(f.class), f.scope, f.key, r.token, r.detail}
-			err := f.q.send(ctx, db, f.by(), holdFence, args, row(&token))
-			switch {
-			case errors.Is(err, pgx.ErrNoRows):
-				continue // decided in between
-			case err != nil:
-				return nil, fmt.Errorf("onceq: holding %s: %w", f, err)
+		case err != nil || c.Replayed:
+			return c.FenceLease, err
+		case doubt == holding:
+			if err := f.hold(ctx, db, r); err != nil {
+				return nil, err
 			}
-			held := f.held(r.detail)
-			f.emit(ctx, EventHeld, r.token, held)
-			return nil, f.remember(ctx, db, r, held)
-		}
-		ok, err := mine(takeFence, append(args, r.token, doubt == running, r.detail, doubt == strange)...)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			if doubt == running {
-				c.doubtful = r.detail
-				if r.state == fenceClaimed { // nobody has reported it yet
-					f.emit(ctx, EventUncertain, c.Token, f.uncertain(r.detail, nil))
-				}
+		default:
+			if ok, err := c.take(ctx, r, doubt); err != nil {
+				return nil, err
+			} else if ok {
+				return c.FenceLease, nil
 			}
-			return c, nil
 		}
 	}
 	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, f)
+}
+
+// send sends a statement that claims, and reports whether it did.
+func (c *fenceClaim) send(ctx context.Context, statement string, args ...any) (bool, error) {
+	f := c.f
+	var holds bool
+	var token, identity *int64
+	var until, since *time.Time
+	c.began = time.Now()
+	err := f.q.send(ctx, c.db, f.by(), statement, args, row(&holds, &token, &until, &since, &identity))
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.told(err))
+	case !holds:
+		return false, f.job.lostError("effect " + strconv.Quote(f.name))
+	case token == nil:
+		return false, nil
+	}
+	c.Token, c.Until, c.Since, c.identity = *token, *until, *since, identity
+	return true, nil
+}
+
+// take takes over a fence that may be claimed again, if it is still as it was read.
+func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, error) {
+	args := append(c.args, r.token, doubt == running, r.detail, doubt == strange)
+	ok, err := c.send(ctx, takeFence, args...)
+	if ok && doubt == running {
+		c.doubtful = r.detail
+		if r.state == fenceClaimed { // nobody has reported it yet
+			c.f.emit(ctx, EventUncertain, c.Token, c.f.uncertain(r.detail, nil))
+		}
+	}
+	return ok, err
+}
+
+// hold has a fence wait for a person, and returns the error that says so, or nil if somebody has decided in between.
+func (f *Fence) hold(ctx context.Context, db DB, r fenceRow) error {
+	var token int64
+	err := f.q.send(ctx, db, f.by(), holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, row(&token))
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("onceq: holding %s: %w", f, err)
+	}
+	held := f.held(r.detail)
+	f.emit(ctx, EventHeld, r.token, held)
+	return f.remember(ctx, db, r, held)
 }
 
 // fenceRow is the row of a taken fence.

@@ -42,36 +42,11 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	if db == nil {
 		return Group{}, errNoDB
 	}
-	for i := range members {
-		jobs[i].member = true
-	}
-	jobs[len(members)].follows = true
-	members, then = jobs[:len(members)], jobs[len(members)]
-	all, sorted, keyed, err := encodeMany(members)
+	c, err := encodeGroup(jobs)
 	if err != nil {
-		return Group{}, inField(err, "jobs[", "members[")
+		return Group{}, err
 	}
-	last, err := then.encode()
-	if err != nil {
-		return Group{}, inField(err, "", "then.")
-	}
-	if len(members) == 0 && len(then.After) == 0 { // it waits for nothing
-		then.follows, then.IfDead = false, DeadWait
-		if last, err = then.encode(); err != nil {
-			return Group{}, inField(err, "", "then.")
-		}
-	}
-	for i := range all {
-		if last.key != "" && all[i].key != "" && all[i].compareKey(&last) == 0 {
-			return Group{}, invalid(fmt.Sprintf("members[%d].Key", i), "is that of the job that waits for the members; give one of them another key")
-		}
-		for n, ref := range members[i].After {
-			if last.key != "" && ref.ID == 0 && ref.Key == last.key && ref.Scope == last.header.scope {
-				return Group{}, invalid(fmt.Sprintf("members[%d].After[%d]", i, n), "names %s, which is that of the job that waits for the members; both would wait for ever", ref)
-			}
-		}
-	}
-	if _, err := q.resolveAfter(ctx, db, members, all); err != nil {
+	if _, err := q.resolveAfter(ctx, db, c.members, c.all); err != nil {
 		return Group{}, inField(err, "jobs[", "members[")
 	}
 	begin, err := mustOpen(ctx, db)
@@ -80,22 +55,8 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	}
 	var refused error
 	err = inOne(ctx, begin, db, asIs, func(db DB) error {
-		first, err := q.enqueueMany(ctx, db, []Job{then}, []encoded{last}, nil, last.key != "", begin != nil)
-		if len(first) > 0 {
-			g.Then = first[0]
-		}
-		if err != nil || g.Then.Duplicate {
-			return err
-		}
-		if g.Members, err = q.enqueueMany(ctx, db, members, all, sorted, keyed, begin != nil); g.Members == nil {
-			return err
-		}
-		links := make([]link, len(members))
-		for i, r := range g.Members {
-			links[i] = linkTo(g.Then.ID, r, true)
-		}
-		refused = err
-		return cmp.Or(q.link(ctx, db, links), refused)
+		g, refused, err = c.enqueue(ctx, q, db, begin != nil)
+		return err
 	})
 	switch {
 	case err != nil && refused == nil:
@@ -103,9 +64,79 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	case err != nil && begin != nil:
 		g.Then = Result{} // it was rolled back, and enqueueMany has left only duplicates of the others
 	}
-	q.enqueuedMany(ctx, []encoded{last}, []Result{g.Then})
-	q.enqueuedMany(ctx, all, g.Members)
+	q.enqueuedMany(ctx, []encoded{c.last}, []Result{g.Then})
+	q.enqueuedMany(ctx, c.all, g.Members)
 	return g, err
+}
+
+// groupCall is a call of EnqueueGroup, encoded.
+type groupCall struct {
+	members []Job
+	then    Job
+	all     []encoded // the members
+	sorted  []int     // by their keys
+	keyed   bool      // some have keys
+	last    encoded   // then
+}
+
+// encodeGroup encodes the members and, as the last of jobs, the one that waits for them.
+func encodeGroup(jobs []Job) (c groupCall, err error) {
+	c.members, c.then = jobs[:len(jobs)-1], jobs[len(jobs)-1]
+	for i := range c.members {
+		c.members[i].member = true
+	}
+	c.then.follows = true
+	if c.all, c.sorted, c.keyed, err = encodeMany(c.members); err != nil {
+		return c, inField(err, "jobs[", "members[")
+	}
+	c.last, err = c.then.encode()
+	if err == nil && len(c.members) == 0 && len(c.then.After) == 0 { // it waits for nothing
+		c.then.follows, c.then.IfDead = false, DeadWait
+		c.last, err = c.then.encode()
+	}
+	if err != nil {
+		return c, inField(err, "", "then.")
+	}
+	return c, c.checkKeys()
+}
+
+// checkKeys refuses members that have, or wait for, the key of the job that waits for them.
+func (c *groupCall) checkKeys() error {
+	if c.last.key == "" {
+		return nil
+	}
+	for i := range c.all {
+		if c.all[i].key != "" && c.all[i].compareKey(&c.last) == 0 {
+			return invalid(fmt.Sprintf("members[%d].Key", i),
+				"is that of the job that waits for the members; give one of them another key")
+		}
+		for n, ref := range c.members[i].After {
+			if ref.ID == 0 && ref.Key == c.last.key && ref.Scope == c.last.header.scope {
+				return invalid(fmt.Sprintf("members[%d].After[%d]", i, n),
+					"names %s, which is that of the job that waits for the members; both would wait for ever", ref)
+			}
+		}
+	}
+	return nil
+}
+
+// enqueue enqueues the job that waits, then the members, and links them. refused says which keys different work has taken.
+func (c *groupCall) enqueue(ctx context.Context, q *Queue, db DB, own bool) (g Group, refused, err error) {
+	first, err := q.enqueueMany(ctx, db, []Job{c.then}, []encoded{c.last}, nil, c.last.key != "", own)
+	if len(first) > 0 {
+		g.Then = first[0]
+	}
+	if err != nil || g.Then.Duplicate {
+		return g, nil, err
+	}
+	if g.Members, refused = q.enqueueMany(ctx, db, c.members, c.all, c.sorted, c.keyed, own); g.Members == nil {
+		return g, nil, refused
+	}
+	links := make([]link, len(c.members))
+	for i, r := range g.Members {
+		links[i] = linkTo(g.Then.ID, r, true)
+	}
+	return g, refused, cmp.Or(q.link(ctx, db, links), refused)
 }
 
 // inField renames the field of an *InvalidError.

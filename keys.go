@@ -61,31 +61,36 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string, filter ...Fi
 	args := []any{scope, key, maxKeys, orNone(filter).WithoutPayloads}
 	err := q.send(ctx, db, reading, readKeys, args, each(func(rows pgx.Rows) error {
 		i := KeyInfo{Key: key}
-		var until, finished *time.Time
-		var lifetime, identity int64
-		var mark []byte
-		if err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime, (*[]byte)(&i.Result), &i.Detail, &identity, &mark); err != nil {
-			return err
-		}
-		i.FinishedAt = orZero(finished)
-		if over := i.State == "completed" || i.State == "dead" || i.State == "cancelled"; over && finished != nil && lifetime >= 0 {
-			i.FreeAt = finished.Add(time.Duration(lifetime) * time.Millisecond)
-		}
-		if i.Class == classJob && i.State == "cancelled" && i.Token&claimsLimit == 0 { // neverClaimed: it has no window
-			i.FreeAt = i.FinishedAt
-		}
-		if i.Class == classJob && len(mark) > 0 {
-			i.Kind = kindOf(mark, i.Scope)
-		}
-		if i.Class != classJob && i.Class != classEvent {
-			i.Until = orZero(until)
-			i.IdempotencyKey = q.downstream("fence", strconv.Itoa(int(i.Class)), i.Scope, i.Key, strconv.FormatInt(identity, 10))
-		}
+		err := i.scan(q, rows)
 		all = append(all, i)
-		return nil
+		return err
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: keys: %w", err)
 	}
 	return all, nil
+}
+
+func (i *KeyInfo) scan(q *Queue, rows pgx.Rows) error {
+	var until, finished *time.Time
+	var lifetime, identity int64
+	var mark []byte
+	err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime,
+		(*[]byte)(&i.Result), &i.Detail, &identity, &mark)
+	i.FinishedAt = orZero(finished)
+	if over := i.State == "completed" || i.State == "dead" || i.State == "cancelled"; over && finished != nil && lifetime >= 0 {
+		i.FreeAt = finished.Add(time.Duration(lifetime) * time.Millisecond)
+	}
+	switch {
+	case i.Class == classEvent:
+	case i.Class != classJob:
+		i.Until = orZero(until)
+		i.IdempotencyKey = q.downstream("fence", strconv.Itoa(int(i.Class)), i.Scope, i.Key, strconv.FormatInt(identity, 10))
+	case len(mark) > 0:
+		i.Kind = kindOf(mark, i.Scope)
+	}
+	if i.Class == classJob && i.State == "cancelled" && i.Token&claimsLimit == 0 { // neverClaimed: it has no window
+		i.FreeAt = i.FinishedAt
+	}
+	return err
 }

@@ -154,6 +154,10 @@ func (l *Limit) check() error {
 	if l.Max > 0 {
 		return nil
 	}
+	return l.checkBurst()
+}
+
+func (l *Limit) checkBurst() error {
 	if l.Burst == 0 {
 		l.Burst = 1 + int(math.Ceil(float64(l.Rate)*float64(slotLate)/float64(l.Per)))
 	}

@@ -142,15 +142,13 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 // leavesNow reports whether what becomes due is left to others. Anybody may call it.
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
-// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
-// dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
-// many of them come before this one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
-// order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among them by ids.
-func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
-	const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
+// waitsToo says of a row of waiters that its worker waits for all that this one does, and has room for as many jobs.
+const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
-	const announce = `
+
+// announceRow writes the row of a worker that waits, or finds that it is dormant: it becomes so with $14 if $8 come before it, and
+// stays so with $11 if so many others wait.
+const announceRow = `
 with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
@@ -177,13 +175,21 @@ row as (
   on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
 )
 select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said`
-	const name = `
+
+const nameQueues = `
 with new as (
   insert into onceq.waiter_queues (queue, serves)
   select u.queue, $2::bigint from pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
   on conflict do nothing
 )
 select 1`
+
+// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
+// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
+// dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
+// many of them come before this one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
+// order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among them by ids.
+func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	defer func() {
 		if err == nil {
 			l.q.works(l.id, workAnnounce, "")
@@ -196,7 +202,7 @@ select 1`
 		until = 0
 	}
 	setName := func() error {
-		err := l.q.guarded(ctx, l.db, name, []any{l.queues, l.serves}, nil)
+		err := l.q.guarded(ctx, l.db, nameQueues, []any{l.queues, l.serves}, nil)
 		l.named = err == nil
 		return err
 	}
@@ -207,7 +213,7 @@ select 1`
 	}
 	l.round++
 	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
-	send := func() error { return l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before, &l.dormant) }
+	send := func() error { return l.q.guarded(ctx, l.db, announceRow, args, &l.named, &others, &before, &l.dormant) }
 	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
 		args[10] = dormantFrom / 2
 		if err = send(); err == nil {

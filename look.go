@@ -418,15 +418,8 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	began := time.Now()
 	var s seen
 	statement, read := lookForJobs, []any{&s.now, &s.recent, &s.behind, &s.next, &s.in, &s.paused, &s.names}
-	calls, allCalls := &c.looks.calls, false
-	if asks := all != nil && all.calls || all == nil && c.promoter.follows(feeds); asks {
-		if all != nil {
-			all.calls = false
-		}
-		var since time.Time
-		if allCalls = !began.Before(calls.all); !allCalls {
-			since = calls.looked.Add(-promoteMargin)
-		}
+	asks, allCalls, since := c.asksForCalls(feeds, all, began)
+	if asks {
 		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
 	}
 	c.send(&c.looking, func() func() {
@@ -440,13 +433,8 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 			c.q.pauses.take(began, s.paused, s.names)
 			c.looked(feeds, moves, &s, began)
 			took := ended.Sub(began)
-			if statement == lookForCalls {
-				if calls.looked = s.now; allCalls {
-					calls.all = ended.Add(min(max(2*rescanEvery, aTwentieth*took), promoteLate))
-				}
-				if s.calls {
-					c.promoter.called(allCalls)
-				}
+			if asks {
+				c.sawCalls(&s, allCalls, ended, took)
 			}
 			if len(feeds) >= perStatement {
 				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
@@ -465,6 +453,32 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 			}
 		}
 	})
+}
+
+// asksForCalls decides whether a look asks for the promoter's calls too, for all of them, and else since when: one statement of each
+// look at all does, and a look at some that follows an announcement.
+func (c *claimer) asksForCalls(feeds []*feed, all *lookAtAll, began time.Time) (asks, allCalls bool, since time.Time) {
+	switch {
+	case all == nil && !c.promoter.follows(feeds), all != nil && !all.calls:
+		return false, false, since
+	case all != nil:
+		all.calls = false
+	}
+	if allCalls = !began.Before(c.looks.calls.all); !allCalls {
+		since = c.looks.calls.looked.Add(-promoteMargin)
+	}
+	return true, allCalls, since
+}
+
+// sawCalls takes what a look saw of calls.
+func (c *claimer) sawCalls(s *seen, allCalls bool, ended time.Time, took time.Duration) {
+	calls := &c.looks.calls
+	if calls.looked = s.now; allCalls {
+		calls.all = ended.Add(min(max(2*rescanEvery, aTwentieth*took), promoteLate))
+	}
+	if s.calls {
+		c.promoter.called(allCalls)
+	}
 }
 
 // lookedAtAll ends a look at all.

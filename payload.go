@@ -130,18 +130,8 @@ func (j *Job) checked() (*header, error) {
 	if err := checkName("Queue", h.queue, MaxNameBytes); err != nil {
 		return nil, err
 	}
-	if j.Key == "" && !j.keyed {
-		if h.scope != "" {
-			return nil, invalid("Scope", "is set without a Key")
-		}
-		if j.Window != 0 {
-			return nil, invalid("Window", "is set without a Key, and says how long a key stays taken; set a Key, or no Window")
-		}
-	} else {
-		h.scope = cmp.Or(h.scope, h.kind)
-		if err := checkName("Scope", h.scope, MaxScopeBytes); err != nil {
-			return nil, err
-		}
+	if err := j.checkScope(h); err != nil {
+		return nil, err
 	}
 	if !h.at.IsZero() && h.delay != 0 {
 		return nil, invalid("RunAt", "and Delay are both set; use one")
@@ -163,22 +153,41 @@ func (j *Job) checked() (*header, error) {
 	if h.lifetime, err = lifetime("Window", j.Window); err != nil {
 		return nil, err
 	}
+	return h, j.addMetadata(h)
+}
+
+// checkScope checks what goes with a key, and refuses it without one.
+func (j *Job) checkScope(h *header) error {
+	switch {
+	case j.Key != "" || j.keyed:
+		h.scope = cmp.Or(h.scope, h.kind)
+		return checkName("Scope", h.scope, MaxScopeBytes)
+	case h.scope != "":
+		return invalid("Scope", "is set without a Key")
+	case j.Window != 0:
+		return invalid("Window", "is set without a Key, and says how long a key stays taken; set a Key, or no Window")
+	}
+	return nil
+}
+
+func (j *Job) addMetadata(h *header) error {
 	for name, value := range j.Metadata {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return nil, invalid("Metadata", "is not valid UTF-8")
+			return invalid("Metadata", "is not valid UTF-8")
 		}
 	}
-	if len(j.Metadata) > 0 {
-		raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
-		if len(raw) > MaxMetadataBytes {
-			return nil, invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
-		}
-		if _, err := jsonb.Scan(raw, false, nil); err != nil {
-			return nil, invalid("Metadata", "%v", err)
-		}
-		h.metadata = string(raw)
+	if len(j.Metadata) == 0 {
+		return nil
 	}
-	return h, nil
+	raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
+	if len(raw) > MaxMetadataBytes {
+		return invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
+	}
+	if _, err := jsonb.Scan(raw, false, nil); err != nil {
+		return invalid("Metadata", "%v", err)
+	}
+	h.metadata = string(raw)
+	return nil
 }
 
 // addPayload encodes the payload, and makes the fingerprint of a job with a key.

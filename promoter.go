@@ -200,17 +200,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	wait := promoteIdle
 	switch {
 	case did.busy || did.more || p.owes || time.Since(p.found) < 2*shortly:
-		wake := p.wake
-		if did.calls > 0 {
-			wake = nil
-		}
-		pause := max(p.pause, time.Millisecond)
-		p.pause = min(2*pause, shortly)
-		// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before them.
-		if did.more && !p.old && !sleep(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
-			return false
-		}
-		return sleep(ctx, pause, wake)
+		return p.restBriefly(ctx, did)
 	case !p.laned && !p.seen.Load() && len(p.doubts) == 0:
 		p.pause = 0
 		return p.hears(ctx, did.next) // the looks ask for calls, over a connection that is open
@@ -234,6 +224,21 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 		wait = min(wait, did.next+time.Millisecond)
 	}
 	return sleep(ctx, wait, p.wake)
+}
+
+// restBriefly is rest while there was work a moment ago.
+func (p *promoter) restBriefly(ctx context.Context, did promoted) bool {
+	wake := p.wake
+	if did.calls > 0 {
+		wake = nil
+	}
+	pause := max(p.pause, time.Millisecond)
+	p.pause = min(2*pause, shortly)
+	// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before them.
+	if did.more && !p.old && !sleep(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
+		return false
+	}
+	return sleep(ctx, pause, wake)
 }
 
 // anyCalls asks whether calls have been due since $1.
@@ -309,39 +314,13 @@ select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.q
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	defer p.settle(ctx)
 	began := time.Now()
-	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
-	old := full || p.old && !p.onward.IsZero()
-	brief := !old && p.isBrief(began)
-	from := p.onward
-	switch {
-	case full:
-		from = time.Time{}
-	case brief:
-		from = p.looked.Add(-briefly)
-	case !old:
-		from = p.wide.Add(-promoteMargin)
-	}
-	did, now, left, err := p.look(ctx, from, full)
+	l := p.nextLook(began)
+	did, now, left, err := p.look(ctx, l.from, l.full)
 	if err != nil {
 		return did, err
 	}
-	if p.took = time.Since(began); full || !old {
-		p.looked, p.came, p.owes = now, did.calls > 0, brief && did.calls == 0
-		switch {
-		case brief:
-		case !did.busy:
-			p.wide = now
-		case p.wide.Before(now.Add(-promoteMargin)): // the other promoter may not look back as far
-			p.wide = now.Add(-promoteMargin)
-		}
-	}
-	if !old && !brief {
-		p.back = pass{ended: time.Now(), took: p.took}
-	}
-	if old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
-		p.onward = left
-	}
-	p.old = !old
+	p.took = time.Since(began)
+	p.lookedFrom(l, did, now, left)
 	did.more = !p.onward.IsZero()
 	if err := p.q.cancelFollowers(ctx, p.db, did.cancel); err != nil {
 		return did, err
@@ -353,7 +332,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		did.calls++ // look again, for all calls
 		p.called(true)
 	}
-	if full {
+	if l.full {
 		p.rescan = began.Add(min(max(2*rescanEvery, aTwentieth*time.Since(began)), promoteLate))
 	}
 	if did.families && ctx.Err() == nil {
@@ -363,6 +342,50 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		}
 	}
 	return did, nil
+}
+
+// callLook is from when on a look takes calls, and which.
+type callLook struct {
+	from             time.Time
+	full, old, brief bool // all calls; the old ones that looks have left; those of the latest moments
+}
+
+// nextLook decides how far the next look goes back.
+func (p *promoter) nextLook(began time.Time) callLook {
+	l := callLook{from: p.onward}
+	l.full = p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
+	l.old = l.full || p.old && !p.onward.IsZero()
+	l.brief = !l.old && p.isBrief(began)
+	switch {
+	case l.full:
+		l.from = time.Time{}
+	case l.brief:
+		l.from = p.looked.Add(-briefly)
+	case !l.old:
+		l.from = p.wide.Add(-promoteMargin)
+	}
+	return l
+}
+
+// lookedFrom records how far a look went back, and from when on it has left calls.
+func (p *promoter) lookedFrom(l callLook, did promoted, now, left time.Time) {
+	if l.full || !l.old {
+		p.looked, p.came, p.owes = now, did.calls > 0, l.brief && did.calls == 0
+		switch {
+		case l.brief:
+		case !did.busy:
+			p.wide = now
+		case p.wide.Before(now.Add(-promoteMargin)): // the other promoter may not look back as far
+			p.wide = now.Add(-promoteMargin)
+		}
+	}
+	if !l.old && !l.brief {
+		p.back = pass{ended: time.Now(), took: p.took}
+	}
+	if l.old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
+		p.onward = left
+	}
+	p.old = !l.old
 }
 
 // laneTimes are what Claim remembers of lanes. Times are since the start of the process.

@@ -257,6 +257,15 @@ func (q *store) send(ctx context.Context, db DB, by way, statement string, args 
 	if by.settings == "" || own == nil {
 		return by.told(q, query(ctx, db, q.sql(statement), args, read))
 	}
+	err := own.SendBatch(ctx, q.batch(by, statement, args, read)).Close()
+	if err != nil && by.begin != "" && !errors.Is(err, pgx.ErrNoRows) {
+		rollBack(ctx, db)
+	}
+	return by.told(q, err)
+}
+
+// batch is one message with a statement, its settings, and all else that goes along.
+func (q *store) batch(by way, statement string, args []any, read func(pgx.Rows) error) *pgx.Batch {
 	batch := &pgx.Batch{}
 	if by.begin != "" {
 		batch.Queue(by.begin)
@@ -285,11 +294,7 @@ func (q *store) send(ctx context.Context, db DB, by way, statement string, args 
 	if by.begin != "" {
 		batch.Queue("commit")
 	}
-	err := own.SendBatch(ctx, batch).Close()
-	if err != nil && by.begin != "" && !errors.Is(err, pgx.ErrNoRows) {
-		rollBack(ctx, db)
-	}
-	return by.told(q, err)
+	return batch
 }
 
 // told is store.told, and says of a time limit that is not the way's own what to do.

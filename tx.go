@@ -146,8 +146,25 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 	own := tx.Open()
 	var other bool // the handler committed the transaction that was opened
 	same := func(row [][]byte) { other = row[len(row)-1] != nil }
-	var all []lazytx.Statement
-	citus := q.citus.Load() == citusYes
+	sure, err = tx.Commit(ctx, ending(q, tx, first, statement, args, row, next, members, same)...)
+	switch {
+	case err == nil && (other || tx.Opened() && !own):
+		q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+
+			"the job is completed, but not together with what it wrote: use savepoints (tx.Begin), or Handle",
+			slog.String("kind", first.Kind), slog.Int64("job", first.ID))
+	case own && leaseLost(err): // this transaction has the jobs' rows locked, so it must be another one
+		err = lazytx.ErrRolledBack
+	}
+	if err != nil && own && sure {
+		err = undone(tx, err)
+	}
+	return sure, err
+}
+
+// ending are the statements that end a handler's transaction, before its commit. same gets the row that says whether it is still the
+// transaction that was opened.
+func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
+	own, citus := tx.Open(), q.citus.Load() == citusYes
 	if statement == completeJobs || statement == retryJobs { // functions bring their own settings
 		plans := hotPlans
 		if citus {
@@ -177,18 +194,7 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 		members.SQL = q.sql(members.SQL)
 		all = append(all, *members)
 	}
-	sure, err = tx.Commit(ctx, all...)
-	switch {
-	case err == nil && (other || tx.Opened() && !own):
-		q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+
-			"the job is completed, but not together with what it wrote: use savepoints (tx.Begin), or Handle", slog.String("kind", first.Kind), slog.Int64("job", first.ID))
-	case own && leaseLost(err): // this transaction has the jobs' rows locked, so it must be another one
-		err = lazytx.ErrRolledBack
-	}
-	if err != nil && own && sure {
-		err = undone(tx, err)
-	}
-	return sure, err
+	return all
 }
 
 // undone rolls back and returns the error as what it means: a *committedError if the handler had committed, a

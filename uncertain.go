@@ -155,13 +155,7 @@ const (
 
 // judge decides from a taken fence's row: it fills in a replay in c, returns an error, or says what to do.
 func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
-	alive := r.state == fenceClaimed && r.until.After(r.now)
-	inFlight := func(rest time.Duration) *InFlightError {
-		e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
-		e.Scope, e.Key, e.JobID, e.Effect = f.subject()
-		return e
-	}
-	switch {
+	switch alive := r.state == fenceClaimed && r.until.After(r.now); {
 	case f.job != nil && len(r.fingerprint) > 0 && !bytes.Equal(r.fingerprint, f.fingerprint):
 		return strange, nil
 	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before that
@@ -187,17 +181,29 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 		if f.job != nil { // each try of a waiting job costs a claim, so it waits for half of what is left
 			soon = max(soon, rest/2)
 		}
-		return none, inFlight(min(rest, soon))
+		return none, f.inFlight(r, min(rest, soon))
 	case r.state == fenceHeld:
 		return none, f.held(r.detail)
 	}
+	return f.judgeDoubt(r, asking)
+}
+
+// inFlight says that a fence's work is under way, and when to ask again.
+func (f *Fence) inFlight(r fenceRow, rest time.Duration) *InFlightError {
+	e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
+	e.Scope, e.Key, e.JobID, e.Effect = f.subject()
+	return e
+}
+
+// judgeDoubt is judge for a fence whose outcome is unknown: the policy decides.
+func (f *Fence) judgeDoubt(r fenceRow, asking bool) (doubt, error) {
 	switch p := f.policy; {
 	case p.ask != nil && !asking:
 		return none, f.uncertain(r.detail, nil)
 	case p.ask != nil:
 		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
 		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
-			e := inFlight(rest)
+			e := f.inFlight(r, rest)
 			if r.state == fenceUncertain {
 				e.Detail = r.detail
 			}

@@ -204,25 +204,30 @@ func (s *scanner) object(depth int, fields []string) error {
 		return nil
 	}
 	if !sorted {
-		// The members are copied behind themselves, and back from there. Sorted they are no longer than before.
-		end := len(s.out)
-		s.out = append(s.out, s.out[begin:]...)
-		old := s.out[end:]
-		key := func(m member) []byte { return old[m.start-begin : m.colon-begin] }
-		slices.SortStableFunc(members, func(a, b member) int { return bytes.Compare(key(a), key(b)) })
-		s.out = s.out[:begin]
-		for i, m := range members {
-			if i+1 < len(members) && bytes.Equal(key(m), key(members[i+1])) {
-				continue // the last of equal keys counts, as in jsonb
-			}
-			s.out = append(append(s.out, old[m.start-begin:m.end-begin]...), ',')
-		}
+		s.sort(members, begin)
 	}
 	if len(members) > 0 {
 		s.out = s.out[:len(s.out)-1] // the last comma
 	}
 	s.write('}')
 	return nil
+}
+
+// sort writes the members of an object, which begin there in out, in the order of their keys. They are copied behind themselves, and
+// back from there: sorted they are no longer than before.
+func (s *scanner) sort(members []member, begin int) {
+	end := len(s.out)
+	s.out = append(s.out, s.out[begin:]...)
+	old := s.out[end:]
+	key := func(m member) []byte { return old[m.start-begin : m.colon-begin] }
+	slices.SortStableFunc(members, func(a, b member) int { return bytes.Compare(key(a), key(b)) })
+	s.out = s.out[:begin]
+	for i, m := range members {
+		if i+1 < len(members) && bytes.Equal(key(m), key(members[i+1])) {
+			continue // the last of equal keys counts, as in jsonb
+		}
+		s.out = append(append(s.out, old[m.start-begin:m.end-begin]...), ',')
+	}
 }
 
 // unquoted returns a canonical string without its quotes and escapes.
@@ -348,6 +353,33 @@ func (s *scanner) digits() []byte {
 	return s.in[from:s.pos]
 }
 
+// exponent reads the exponent of a number, if it has one.
+func (s *scanner) exponent() (int, error) {
+	if s.pos >= len(s.in) || s.in[s.pos]|0x20 != 'e' {
+		return 0, nil
+	}
+	s.pos++
+	sign := 1
+	if s.pos < len(s.in) && (s.in[s.pos] == '+' || s.in[s.pos] == '-') {
+		if s.in[s.pos] == '-' {
+			sign = -1
+		}
+		s.pos++
+	}
+	power := s.digits()
+	if len(power) == 0 {
+		return 0, s.fail("malformed number")
+	}
+	n, err := strconv.Atoi(string(power))
+	if err != nil || n > MaxExponent {
+		return 0, s.fail(fmt.Sprintf("exponent beyond %d", MaxExponent))
+	}
+	if s.exponents += n; s.exponents > MaxExponents {
+		return 0, s.fail(fmt.Sprintf("exponents of more than %d in all", MaxExponents))
+	}
+	return sign * n, nil
+}
+
 func (s *scanner) number() error {
 	from := s.pos
 	negative := s.in[s.pos] == '-'
@@ -365,28 +397,9 @@ func (s *scanner) number() error {
 			return s.fail("malformed number")
 		}
 	}
-	exponent := 0
-	if s.pos < len(s.in) && s.in[s.pos]|0x20 == 'e' {
-		s.pos++
-		minus := false
-		if s.pos < len(s.in) && (s.in[s.pos] == '+' || s.in[s.pos] == '-') {
-			minus = s.in[s.pos] == '-'
-			s.pos++
-		}
-		power := s.digits()
-		if len(power) == 0 {
-			return s.fail("malformed number")
-		}
-		n, err := strconv.Atoi(string(power))
-		if err != nil || n > MaxExponent {
-			return s.fail(fmt.Sprintf("exponent beyond %d", MaxExponent))
-		}
-		if s.exponents += n; s.exponents > MaxExponents {
-			return s.fail(fmt.Sprintf("exponents of more than %d in all", MaxExponents))
-		}
-		if exponent = n; minus {
-			exponent = -n
-		}
+	exponent, err := s.exponent()
+	if err != nil {
+		return err
 	}
 	if s.pos-from > MaxNumberLength {
 		return s.fail(fmt.Sprintf("number longer than %d characters", MaxNumberLength))

@@ -1693,7 +1693,7 @@ select x.lane,
  where x.lane is not null
  order by x.k;
 
--- listen.go: announce.announce
+-- listen.go: announceRow
 with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
@@ -1723,16 +1723,16 @@ row as (
 )
 select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said;
 
--- listen.go: announce.name
+-- listen.go: listens
+listen;
+
+-- listen.go: nameQueues
 with new as (
   insert into onceq.waiter_queues (queue, serves)
   select u.queue, $2::bigint from pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
   on conflict do nothing
 )
 select 1;
-
--- listen.go: listens
-listen;
 
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
