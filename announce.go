@@ -68,10 +68,10 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		return
 	}
 	if a.many && !a.wanted && f.more.IsZero() {
-		a.notYet = now.Add(shortly)
+		a.notYet = now.Add(moment)
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
-		f.again = now.Add(shortly / 2)
+		f.again = now.Add(moment / 2)
 		c.activate(f)
 	}
 }
@@ -163,7 +163,7 @@ func (c *claimer) newRow(now time.Time) (r newRow) {
 		switch {
 		case f.cursor.full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < shortly && !c.announcement.backed || now.Before(f.more):
+		case f.paused || f.due || now.Sub(f.found) < moment && !c.announcement.backed || now.Before(f.more):
 			r.busy = append(r.busy, f.queue)
 		default:
 			r.waiting, r.heard = append(r.waiting, f), append(r.heard, f.heard)
@@ -186,7 +186,7 @@ func (c *claimer) newRow(now time.Time) (r newRow) {
 func (c *claimer) isBusy(f *feed, now time.Time) {
 	if !f.announced.IsZero() {
 		if c.unannounced(f); f.idle() {
-			f.again = now.Add(shortly)
+			f.again = now.Add(moment)
 			c.activate(f)
 		}
 	}
@@ -196,7 +196,8 @@ func (c *claimer) isBusy(f *feed, now time.Time) {
 	}
 }
 
-// looksNext is how long the run may get a feed's jobs alone after it did so: longer if it found many. It is 0 if it did not.
+// looksNext is how long the run may get a feed's jobs alone after it did so: longer if it found many. It is 0
+// if it did not.
 func (f *feed) looksNext(now time.Time) time.Duration {
 	switch {
 	case f.more.IsZero():
@@ -270,7 +271,7 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	}
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
-	a.rest = min(briefly, max(shortly, aTwentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
+	a.rest = min(briefly, max(moment, aTwentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
 	if a.waits = len(feeds) > 0 && !a.dormant; era != a.era {
 		return
 	}

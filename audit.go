@@ -61,20 +61,11 @@ func (q *Queue) Actions(ctx context.Context, db DB, filter ActionFilter) ([]Acti
 	const page = `
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
  where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int`
-	limit := cmp.Or(filter.Limit, 100)
-	if limit < 0 || limit > 1000 {
-		return nil, invalid("ActionFilter.Limit", "is %d; 1 to 1,000 is possible", limit)
+	if err := pageSize("ActionFilter.Limit", &filter.Limit, 100); err != nil {
+		return nil, err
 	}
-	args := []any{cmp.Or(filter.After, math.MaxInt64), limit, filter.JobID}
-	var all []Action
-	err := q.send(ctx, db, reading, page, args, each(func(rows pgx.Rows) error {
-		var a Action
-		err := rows.Scan(&a.ID, &a.At, &a.Who, &a.What, &a.JobID, &a.About, &a.Why, &a.Outcome)
-		all = append(all, a)
-		return err
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: actions: %w", err)
-	}
-	return all, nil
+	args := []any{cmp.Or(filter.After, math.MaxInt64), filter.Limit, filter.JobID}
+	return readAll(ctx, q, db, reading, "actions", page, args, func(a *Action, rows pgx.Rows) error {
+		return rows.Scan(&a.ID, &a.At, &a.Who, &a.What, &a.JobID, &a.About, &a.Why, &a.Outcome)
+	})
 }

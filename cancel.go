@@ -161,9 +161,7 @@ var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetryin
 // pool as db each statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued
 // while it runs are not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
-	if filter.States == nil {
-		filter.States = cancellable
-	}
+	filter.byDefault(cancellable...)
 	keep := filter.KeepKeys
 	filter.KeepKeys = false
 	err = q.each(ctx, db, filter, cancellable, func(ids []int64) error {
@@ -212,9 +210,7 @@ func (q *Queue) hurry(ctx context.Context, db DB, ids []int64) (n int, err error
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own,
 // and the count is right even if there is an error.
 func (q *Queue) RetryMany(ctx context.Context, db DB, filter Filter) (retried int, err error) {
-	if filter.States == nil {
-		filter.States = []State{StateRetrying}
-	}
+	filter.byDefault(StateRetrying)
 	err = q.each(ctx, db, filter, hurriable, func(ids []int64) error {
 		n, err := q.hurry(ctx, db, ids)
 		retried += n
@@ -229,22 +225,13 @@ var hurriable = []State{StateRetrying, StateDelayed}
 // WouldRetry says which jobs RetryMany would try with this filter: how many, and which. Those among them that are due already
 // would not change.
 func (q *Queue) WouldRetry(ctx context.Context, db DB, filter Filter) (Choice, error) {
-	if filter.States == nil {
-		filter.States = []State{StateRetrying}
-	}
+	filter.byDefault(StateRetrying)
 	return q.choose(ctx, db, filter, hurriable)
 }
 
-// chosen gives the states that the filter chooses when many jobs are repaired: dead by default.
-func (f *Filter) chosen() []State {
-	if f.States == nil {
-		return []State{StateDead}
-	}
-	return f.States
-}
-
-// repairs checks a filter for many jobs that are to be changed.
+// repairs checks a filter for many jobs that are to be changed. Those that are dead are, unless the caller has said otherwise.
 func (f *Filter) repairs(allowed []State) error {
+	f.byDefault(StateDead)
 	if err := f.check(); err != nil {
 		return err
 	}
@@ -254,7 +241,7 @@ func (f *Filter) repairs(allowed []State) error {
 	if !f.All && f.Queue == "" && f.Kind == "" && f.Scope == "" && f.IDs == nil && f.Group == 0 {
 		return invalid("Filter", "names no Queue, Kind, Scope, IDs or Group, and would choose the jobs of all of them; name one, or set All if that is meant")
 	}
-	for _, s := range f.chosen() {
+	for _, s := range f.States {
 		if !slices.Contains(allowed, s) {
 			return invalid("Filter.States", "has %s; possible here: %s", s, allowed)
 		}
@@ -275,7 +262,6 @@ func (q *Queue) choose(ctx context.Context, db DB, filter Filter, allowed []Stat
 	if err := filter.repairs(allowed); err != nil {
 		return Choice{}, err
 	}
-	filter.States = filter.chosen()
 	if c.Count, err = q.Count(ctx, db, filter); err != nil {
 		return Choice{}, err
 	}
@@ -288,9 +274,7 @@ func (q *Queue) choose(ctx context.Context, db DB, filter Filter, allowed []Stat
 
 // WouldCancel says which jobs CancelMany would try with this filter: how many, and which.
 func (q *Queue) WouldCancel(ctx context.Context, db DB, filter Filter) (Choice, error) {
-	if filter.States == nil {
-		filter.States = cancellable
-	}
+	filter.byDefault(cancellable...)
 	filter.KeepKeys = false
 	return q.choose(ctx, db, filter, cancellable)
 }
@@ -303,7 +287,6 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 	if err := filter.repairs(allowed); err != nil {
 		return err
 	}
-	filter.States = filter.chosen()
 	tried := 0
 	part := func(ids []int64) error {
 		if err := do(ids); err != nil {

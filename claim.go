@@ -111,7 +111,8 @@ func (o *ClaimOptions) open(p *paused) (statement string, kinds []string) {
 	return claimAny, o.Kinds
 }
 
-// endExhausted ends those jobs of a claim that must not be started again, and returns the others and how many it has ended.
+// endExhausted ends those jobs of a claim that must not be started again, and returns the others and how many
+// it has ended.
 func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (alive []*Lease, ended int, err error) {
 	alive = leases[:0]
 	var dead []outcome

@@ -210,14 +210,15 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		f.heard++
 		c.unannounced(f)
 		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
-			f.passOn = now.Add(shortly)
+			f.passOn = now.Add(moment)
 		}
 	}
 	c.isDue(f)
 }
 
-// giveBackAhead gives back jobs that were claimed ahead and wait too long for a slot, for others to start. Usually they wait
-// for some hundredths of a second, unless handlers suddenly take much longer. It returns when to think again at the latest.
+// giveBackAhead gives back jobs that were claimed ahead and wait too long for a slot, for others to start.
+// Usually they wait for some hundredths of a second, unless handlers suddenly take much longer. It returns
+// when to think again at the latest.
 func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	if !c.ahead {
 		return longestNap
@@ -237,7 +238,7 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 			longest = aheadBacklog // they come after all that are due already
 		}
 		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
-			f.again = now.Add(shortly) // until then they are written
+			f.again = now.Add(moment) // until then they are written
 			f.passOn = f.again
 			c.activate(f)
 		}
@@ -506,7 +507,8 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	c.claimNext(f, found, ended)
 }
 
-// tookTurn takes what a claim learned about turns: whether others claim there too. It returns how long the claim waited for its turn.
+// tookTurn takes what a claim learned about turns: whether others claim there too. It returns how long the
+// claim waited for its turn.
 func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 	switch t := ask.turn; {
 	case t != nil:
@@ -556,8 +558,8 @@ func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
 		f.again = ended.Add(looksEvery)
 		c.activate(f)
 	case !f.announced.IsZero() && c.listens():
-		c.lookSoon(f, f.found.Add(shortly)) // because of delayed jobs
-	case ended.Sub(f.found) < shortly && !a.backed:
+		c.lookSoon(f, f.found.Add(moment)) // because of delayed jobs
+	case ended.Sub(f.found) < moment && !a.backed:
 		f.claimSoon(ended)
 		c.activate(f)
 	default:
@@ -565,11 +567,13 @@ func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
 	}
 }
 
-// mayComeLate reports whether a job may have been committed late, behind a claim that went back only briefly: what told of it may
-// not tell again. Where the feed is looked at anyway, that matters only after a claim that found nothing.
+// mayComeLate reports whether a job may have been committed late, behind a claim that went back only briefly:
+// what told of it may not tell again. Where the feed is looked at anyway, that matters only after a claim
+// that found nothing.
 func (f *feed) mayComeLate(found, looked bool) bool { return f.cursor.brief && !(found && looked) }
 
-// claimBack has a feed claimed soon, and from farther back when that is due. Producers need not wait for that to know of the feed.
+// claimBack has a feed claimed soon, and from farther back when that is due. Producers need not wait for that
+// to know of the feed.
 func (c *claimer) claimBack(f *feed, ended time.Time) {
 	f.claimSoon(ended)
 	if look := f.cursor.nextLook(); look.Before(f.again) {
@@ -577,7 +581,7 @@ func (c *claimer) claimBack(f *feed, ended time.Time) {
 	}
 	c.activate(f)
 	a := &c.announcement
-	if f.announced.IsZero() && ended.Sub(f.found) >= shortly && c.listener.confirmed.Load() && !a.lively {
+	if f.announced.IsZero() && ended.Sub(f.found) >= moment && c.listener.confirmed.Load() && !a.lively {
 		a.wanted = true
 	}
 }
@@ -586,10 +590,10 @@ func (c *claimer) claimBack(f *feed, ended time.Time) {
 func (f *feed) claimSoon(ended time.Time) {
 	f.pause = max(f.pause, soonAgain)
 	f.again = ended.Add(f.pause)
-	if quiet := f.found.Add(shortly); ended.Before(quiet) && quiet.Before(f.again) {
+	if quiet := f.found.Add(moment); ended.Before(quiet) && quiet.Before(f.again) {
 		f.again = quiet
 	}
-	f.pause = min(2*f.pause, shortly)
+	f.pause = min(2*f.pause, moment)
 }
 
 // idle reports whether nothing is to be done soon.

@@ -16,7 +16,8 @@ import (
 // work left.
 func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err error) {
 	err = c.fillQuarantine(ctx, chunkRows)
-	// While handlers run it asks again for what they enqueue: soon at first, and more rarely while nothing changes.
+	// While handlers run it asks again for what they enqueue: soon at first, and more rarely while nothing
+	// changes.
 	const first = 2 * time.Millisecond
 	for rest, looks := first, false; c.left > 0 && ctx.Err() == nil; {
 		idle, left, more := c.exec.tasks.holdsNone(), c.left, true

@@ -226,8 +226,8 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	return m.results, err
 }
 
-// insertAll enqueues jobs in as many statements as they need. It returns the errors of those that are refused, and
-// settling.tried.
+// insertAll enqueues jobs in as many statements as they need. It returns the errors of those that are
+// refused, and settling.tried.
 func (m *manyJobs) insertAll(ctx context.Context, q *Queue, db DB, sorted []int, keyed, own bool) (refused []error, read map[int]Result, err error) {
 	clear(m.ids) // of an earlier try
 	clear(m.results)
@@ -702,9 +702,9 @@ func (c *columns) statement(own, taking, apart bool, since *time.Time) (statemen
 	return statement, args
 }
 
-// insert sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
-// It returns the places of the others. An id that is 0 is drawn and filled in too. Jobs with a lane have the time of the call in
-// common, so that their ids decide who is first, whichever statement takes them.
+// insert sends the jobs at the places in part, which are sorted, and fills in the results of those that were
+// accepted. It returns the places of the others. An id that is 0 is drawn and filled in too. Jobs with a lane
+// have the time of the call in common, so that their ids decide who is first, whichever statement takes them.
 func (m *manyJobs) insert(ctx context.Context, q *Queue, db DB, part []int, taking, own bool) ([]int, error) {
 	n := len(part)
 	known := make(map[header]int32)

@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -78,6 +79,15 @@ func (e *InvalidError) Error() string { return "onceq: " + e.Field + " " + e.Rea
 
 func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+// pageSize gives a page its usual size if none was asked for, and refuses one that is too large.
+func pageSize(field string, n *int, usual int) error {
+	if *n < 0 || *n > 1000 {
+		return invalid(field, "is %d; 1 to 1,000 is possible, and 0 means %d", *n, usual)
+	}
+	*n = cmp.Or(*n, usual)
+	return nil
 }
 
 // SchemaError says that the tables are missing, too old for the code, or too new for it. Queue.Check and Worker.Run return it.

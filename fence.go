@@ -375,7 +375,8 @@ func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, e
 	return ok, err
 }
 
-// hold has a fence wait for a person, and returns the error that says so, or nil if somebody has decided in between.
+// hold has a fence wait for a person, and returns the error that says so, or nil if somebody has decided in
+// between.
 func (f *Fence) hold(ctx context.Context, db DB, r fenceRow) error {
 	var token int64
 	err := f.q.send(ctx, db, f.by(), holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, row(&token))

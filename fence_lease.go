@@ -336,8 +336,8 @@ func (c *FenceLease) uncertain(ctx context.Context, what string, err error) erro
 	return u
 }
 
-// record writes an outcome in a context that outlives the work's context, because the work often ends with its context.
-// After a lost connection it tries again, three times.
+// record writes an outcome in a context that outlives the work's context, because the work often ends with
+// its context. After a lost connection it tries again, three times.
 func (c *FenceLease) record(ctx context.Context, write func(context.Context) error) (err error) {
 	ctx = context.WithoutCancel(ctx)
 	for try := range 4 {

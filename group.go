@@ -120,7 +120,8 @@ func (c *groupCall) checkKeys() error {
 	return nil
 }
 
-// enqueue enqueues the job that waits, then the members, and links them. refused says which keys different work has taken.
+// enqueue enqueues the job that waits, then the members, and links them. refused says which keys different
+// work has taken.
 func (c *groupCall) enqueue(ctx context.Context, q *Queue, db DB, own bool) (g Group, refused, err error) {
 	first, err := q.enqueueMany(ctx, db, []Job{c.then}, []encoded{c.last}, nil, c.last.key != "", own)
 	if len(first) > 0 {
@@ -331,9 +332,10 @@ func (q *Queue) Members(ctx context.Context, db DB, group int64, filter ...Filte
 	f := orNone(filter)
 	return func(yield func(Member, error) bool) {
 		for after, left := f.After, cmp.Or(f.Limit, math.MaxInt); left > 0; {
-			page, err := q.membersPage(ctx, db, group, after, min(left, 1000), f.WithoutPayloads)
+			args := []any{group, after, min(left, 1000), f.WithoutPayloads}
+			page, err := readAll(ctx, q, db, reading, fmt.Sprint("members of group ", group), readMembers, args, (*Member).scan)
 			if err != nil {
-				yield(Member{}, fmt.Errorf("onceq: members of group %d: %w", group, err))
+				yield(Member{}, err)
 				return
 			}
 			for _, m := range page {
@@ -349,17 +351,8 @@ func (q *Queue) Members(ctx context.Context, db DB, group int64, filter ...Filte
 	}
 }
 
-func (q *Queue) membersPage(ctx context.Context, db DB, group, after int64, limit int, bare bool) (page []Member, err error) {
-	args := []any{group, after, limit, bare}
-	err = q.send(ctx, db, reading, readMembers, args, each(func(rows pgx.Rows) error {
-		var m Member
-		if err := rows.Scan(&m.ID, &m.State, (*[]byte)(&m.Result), &m.Kind, &m.Error); err != nil {
-			return err
-		}
-		page = append(page, m)
-		return nil
-	}))
-	return page, err
+func (m *Member) scan(rows pgx.Rows) error {
+	return rows.Scan(&m.ID, &m.State, (*[]byte)(&m.Result), &m.Kind, &m.Error)
 }
 
 // Members gives the jobs that this one has waited for, as Queue.Members does, and Group counts them. Both read on a
@@ -492,11 +485,8 @@ func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 // Groups lists the groups that still wait for members by id, at most limit of them, 50 if that is 0. For the next page set after to
 // the ID of the last group of this one.
 func (q *Queue) Groups(ctx context.Context, db DB, after int64, limit int) ([]GroupInfo, error) {
-	if limit == 0 {
-		limit = 50
-	}
-	if limit < 0 || limit > 1000 {
-		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 means 50", limit)
+	if err := pageSize("limit", &limit, 50); err != nil {
+		return nil, err
 	}
 	var all []GroupInfo
 	err := q.groups(ctx, db, after, limit, 0, false, func(g GroupInfo, _, _ []int64) { all = append(all, g) })

@@ -137,19 +137,6 @@ func (q *Queue) job(ctx context.Context, db DB, id int64, content bool, scope, k
 	return k, err
 }
 
-// info reads the jobs that a statement returns in jobColumns.
-func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
-	err = q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
-		var i JobInfo
-		if err := i.scan(rows); err != nil {
-			return err
-		}
-		all = append(all, i)
-		return nil
-	}))
-	return all, err
-}
-
 // readMetadata reads a job's metadata. What somebody wrote by hand may be something else than texts: of an object, the other
 // values become their JSON, and anything else is no metadata. An error would stop all jobs that were claimed together.
 func readMetadata(text string) map[string]string {
@@ -331,6 +318,13 @@ func (f *Filter) states() (live, past []int16) {
 	return live, past
 }
 
+// byDefault chooses these states if the filter names none.
+func (f *Filter) byDefault(states ...State) {
+	if f.States == nil {
+		f.States = states
+	}
+}
+
 // orNone is a Filter that need not be given.
 func orNone(given []Filter) Filter { return append(slices.Clip(given), Filter{})[0] }
 
@@ -357,25 +351,20 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	if err := filter.page(); err != nil {
 		return nil, err
 	}
-	statement, args := filter.statement()
-	all, err := q.info(ctx, db, statement, args...)
-	if err != nil {
-		return nil, fmt.Errorf("onceq: list: %w", err)
-	}
-	return all, nil
+	return filter.read(ctx, q, db, "list")
+}
+
+// read reads a page. what begins its error.
+func (f *Filter) read(ctx context.Context, q *Queue, db DB, what string) ([]JobInfo, error) {
+	statement, args := f.statement()
+	return readAll(ctx, q, db, reading, what, statement, args, func(i *JobInfo, rows pgx.Rows) error { return i.scan(rows) })
 }
 
 func (f *Filter) page() error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	if f.Limit == 0 {
-		f.Limit = 100
-	}
-	if f.Limit < 0 || f.Limit > 1000 {
-		return invalid("Filter.Limit", "is %d; 1 to 1,000 is possible", f.Limit)
-	}
-	return nil
+	return pageSize("Filter.Limit", &f.Limit, 100)
 }
 
 // Page is List for people who wait for an answer: however many jobs there are, it looks at some 5,000 of the live ones, of
@@ -392,9 +381,8 @@ func (q *Queue) Page(ctx context.Context, db DB, filter Filter) (jobs []JobInfo,
 			return nil, 0, fmt.Errorf("onceq: page: %w", err)
 		}
 	}
-	statement, args := filter.statement()
-	if jobs, err = q.info(ctx, db, statement, args...); err != nil {
-		return nil, 0, fmt.Errorf("onceq: page: %w", err)
+	if jobs, err = filter.read(ctx, q, db, "page"); err != nil {
+		return nil, 0, err
 	}
 	if len(jobs) == filter.Limit {
 		return jobs, jobs[len(jobs)-1].ID, nil
@@ -799,28 +787,21 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 			return nil, err
 		}
 	}
-	var all []QueueStats
-	err := q.send(ctx, q.pool, reading, readStats, []any{queues, StatsCap}, each(func(rows pgx.Rows) error {
-		var s QueueStats
-		var oldest, inLane, inLimit, after int64
-		var paused *time.Time
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.More, &paused,
-			&inLane, &inLimit, &after); err != nil {
-			return err
+	return readAll(ctx, q, q.pool, reading, "stats", readStats, []any{queues, StatsCap}, (*QueueStats).scan)
+}
+
+func (s *QueueStats) scan(rows pgx.Rows) error {
+	var oldest, inLane, inLimit, after int64
+	var paused *time.Time
+	err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest,
+		&s.More, &paused, &inLane, &inLimit, &after)
+	age := func(micros int64) time.Duration { return max(0, time.Duration(micros)*time.Microsecond) } // less than 0: not due yet
+	s.OldestInLane, s.OldestInLimit, s.OldestAfter = age(inLane), age(inLimit), age(after)
+	s.Oldest, s.Paused, s.Capped = time.Duration(oldest)*time.Microsecond, orZero(paused), s.More
+	for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked} {
+		if *n > StatsCap {
+			*n, s.Capped = StatsCap, true
 		}
-		age := func(micros int64) time.Duration { return max(0, time.Duration(micros)*time.Microsecond) } // less than 0: not due yet
-		s.OldestInLane, s.OldestInLimit, s.OldestAfter = age(inLane), age(inLimit), age(after)
-		s.Oldest, s.Paused, s.Capped = time.Duration(oldest)*time.Microsecond, orZero(paused), s.More
-		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked} {
-			if *n > StatsCap {
-				*n, s.Capped = StatsCap, true
-			}
-		}
-		all = append(all, s)
-		return nil
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: stats: %w", err)
 	}
-	return all, nil
+	return err
 }

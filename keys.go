@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -57,18 +56,11 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string, filter ...Fi
 	if err := q.identify(ctx, db); err != nil {
 		return nil, err
 	}
-	var all []KeyInfo
 	args := []any{scope, key, maxKeys, orNone(filter).WithoutPayloads}
-	err := q.send(ctx, db, reading, readKeys, args, each(func(rows pgx.Rows) error {
-		i := KeyInfo{Key: key}
-		err := i.scan(q, rows)
-		all = append(all, i)
-		return err
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: keys: %w", err)
-	}
-	return all, nil
+	return readAll(ctx, q, db, reading, "keys", readKeys, args, func(i *KeyInfo, rows pgx.Rows) error {
+		i.Key = key
+		return i.scan(q, rows)
+	})
 }
 
 func (i *KeyInfo) scan(q *Queue, rows pgx.Rows) error {

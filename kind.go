@@ -206,15 +206,13 @@ type Handler struct {
 
 func (k Kind[P]) handler() Handler {
 	h := Handler{
-		kind: k.Name, queue: k.Queue, laned: k.Lane != nil || k.Limit != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
+		kind: k.Name, queue: cmp.Or(k.Queue, DefaultQueue), laned: k.Lane != nil || k.Limit != nil,
+		timeout: k.Timeout, backoff: k.Backoff, maxLost: cmp.Or(k.MaxLost, DefaultMaxLost),
 		serializable: k.Serializable, keep: math.MinInt64, level: k.LogLevel, size: 1,
 	}
 	h.decode = func(l *Lease) error {
 		_, err := decode[P](l, k.RefuseUnknownFields)
 		return err
-	}
-	if h.queue == "" {
-		h.queue = DefaultQueue
 	}
 	switch {
 	case h.timeout == 0:
@@ -223,9 +221,6 @@ func (k Kind[P]) handler() Handler {
 		h.timeout = 0
 	case h.timeout < 0:
 		h.err = invalid("Kind.Timeout", "of %q is negative; use NoTimeout for none", k.Name)
-	}
-	if h.maxLost == 0 {
-		h.maxLost = DefaultMaxLost
 	}
 	if h.maxLost < 0 || h.maxLost > maxMaxLost {
 		h.err = invalid("Kind.MaxLost", "of %q is %d; 1 to %d is possible", k.Name, h.maxLost, maxMaxLost)

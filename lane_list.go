@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -72,13 +73,7 @@ func nextLane(after string) string {
 // Lanes lists the lanes for which jobs wait, by name. A lane with room, for which nobody waits, is not among them. Its cost
 // depends on the lanes that it returns, and not on how many there are.
 func (q *Queue) Lanes(ctx context.Context, db DB, f LaneFilter) ([]LaneInfo, error) {
-	if f.Limit == 0 {
-		f.Limit = 50
-	}
-	if f.Limit < 0 || f.Limit > 1000 {
-		return nil, invalid("Limit", "is %d; 1 to 1,000 is possible, and 0 means 50", f.Limit)
-	}
-	if err := checkText("After", f.After); err != nil {
+	if err := cmp.Or(pageSize("Limit", &f.Limit, 50), checkText("After", f.After)); err != nil {
 		return nil, err
 	}
 	prefix := ""
@@ -88,19 +83,11 @@ func (q *Queue) Lanes(ctx context.Context, db DB, f LaneFilter) ([]LaneInfo, err
 		}
 		prefix = f.Family + "/"
 	}
-	var all []LaneInfo
-	err := q.send(ctx, db, reading, readLanes, []any{f.After, prefix, f.Limit, StatsCap}, each(func(rows pgx.Rows) error {
-		var l LaneInfo
+	args := []any{f.After, prefix, f.Limit, StatsCap}
+	return readAll(ctx, q, db, reading, "lanes", readLanes, args, func(l *LaneInfo, rows pgx.Rows) error {
 		var oldest int64
-		if err := rows.Scan(&l.Lane, &l.Limit, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &l.StoppedBy); err != nil {
-			return err
-		}
+		err := rows.Scan(&l.Lane, &l.Limit, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &l.StoppedBy)
 		l.Oldest = time.Duration(oldest) * time.Microsecond
-		all = append(all, l)
-		return nil
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: lanes: %w", err)
-	}
-	return all, nil
+		return err
+	})
 }

@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -145,28 +146,11 @@ func (q *Queue) Limits(ctx context.Context, db DB, f LimitFilter) ([]LimitInfo, 
 	if db == nil {
 		db = q.pool
 	}
-	if f.Limit == 0 {
-		f.Limit = 50
-	}
-	if f.Limit < 0 || f.Limit > 1000 {
-		return nil, invalid("Limit", "is %d; 1 to 1,000 is possible, and 0 means 50", f.Limit)
-	}
-	if err := checkText("After", f.After); err != nil {
+	if err := cmp.Or(pageSize("Limit", &f.Limit, 50), checkText("After", f.After)); err != nil {
 		return nil, err
 	}
-	var all []LimitInfo
-	err := q.send(ctx, db, reading, readLimits, []any{f.After, f.Limit, StatsCap}, each(func(rows pgx.Rows) error {
-		var l LimitInfo
-		if err := l.scan(rows); err != nil {
-			return err
-		}
-		all = append(all, l)
-		return nil
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: limits: %w", err)
-	}
-	return all, nil
+	args := []any{f.After, f.Limit, StatsCap}
+	return readAll(ctx, q, db, reading, "limits", readLimits, args, func(l *LimitInfo, rows pgx.Rows) error { return l.scan(rows) })
 }
 
 // Limit returns what holds for the jobs with this Job.Limit, and how the limit is doing. A name that ends in a slash is a

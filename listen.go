@@ -132,22 +132,23 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	return l
 }
 
-// A notification wakes each session of the database that listens, on whatever channel. So where many workers wait that could
-// stand in for each other, and look at the default interval, dormantFrom of them are enough, and the others are dormant: they
-// have no row in waiters, and their sessions do not listen. Each dormant one asks now and then whether fewer than half of
-// dormantFrom wait, and waits then. In a burst that is soon, because those that were woken do not count. Whoever has come back
-// stays awake for a while (awakeFor). Jobs that nobody was woken for the looks find, of those that are dormant as of all others
-// that wait.
+// A notification wakes each session of the database that listens, on whatever channel. So where many workers
+// wait that could stand in for each other, and look at the default interval, dormantFrom of them are enough,
+// and the others are dormant: they have no row in waiters, and their sessions do not listen. Each dormant one
+// asks now and then whether fewer than half of dormantFrom wait, and waits then. In a burst that is soon,
+// because those that were woken do not count. Whoever has come back stays awake for a while (awakeFor). Jobs
+// that nobody was woken for the looks find, of those that are dormant as of all others that wait.
 
 // leavesNow reports whether what becomes due is left to others. Anybody may call it.
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
-// waitsToo says of a row of waiters that its worker waits for all that this one does, and has room for as many jobs.
+// waitsToo says of a row of waiters that its worker waits for all that this one does, and has room for as
+// many jobs.
 const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 
-// announceRow writes the row of a worker that waits, or finds that it is dormant: it becomes so with $14 if $8 come before it, and
-// stays so with $11 if so many others wait.
+// announceRow writes the row of a worker that waits, or finds that it is dormant: it becomes so with $14 if
+// $8 come before it, and stays so with $11 if so many others wait.
 const announceRow = `
 with near as materialized (
   select (select count(*)
@@ -184,11 +185,13 @@ with new as (
 )
 select 1`
 
-// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// A woken run may get the jobs of the time looks alone, and looking are the queues of which it gets them now. may says that it may become
-// dormant instead. It returns how many others with the same kinds and PollInterval wait for all of these queues and were not woken, and how
-// many of them come before this one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
-// order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among them by ids.
+// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it
+// does not wait. A woken run may get the jobs of the time looks alone, and looking are the queues of which it
+// gets them now. may says that it may become dormant instead. It returns how many others with the same kinds
+// and PollInterval wait for all of these queues and were not woken, and how many of them come before this
+// one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
+// order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among
+// them by ids.
 func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	defer func() {
 		if err == nil {

@@ -141,9 +141,9 @@ func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
 	}
 }
 
-// After an announcement a feed is looked at again, each time three times as late: a producer may just have seen that nobody
-// waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may
-// stall. lookFollowsUntil is how long.
+// After an announcement a feed is looked at again, each time three times as late: a producer may just have
+// seen that nobody waits, and so may a transaction that is still open. Where polls are seldom this goes on
+// for longer, because a commit may stall. lookFollowsUntil is how long.
 func (c *claimer) lookFollowsUntil() time.Duration {
 	return max(lookEnough, min(c.w.poll/10, lookStalled))
 }
@@ -244,7 +244,7 @@ func (l *looks) page(behind bool) int {
 	if behind {
 		each *= 2
 	}
-	hold := shortly
+	hold := moment
 	if !l.fresh.at.IsZero() {
 		hold = livelyHold
 	}
@@ -364,7 +364,7 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 // sawNew takes what one saw.
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
-	n.near.saw(l.last, l.began, ended, shortly)
+	n.near.saw(l.last, l.began, ended, moment)
 	n.wide.saw(l.last, l.began, ended, briefly)
 	found := 0
 	n.rests = min(n.rests+1, aFifth)
@@ -455,8 +455,8 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	})
 }
 
-// asksForCalls decides whether a look asks for the promoter's calls too, for all of them, and else since when: one statement of each
-// look at all does, and a look at some that follows an announcement.
+// asksForCalls decides whether a look asks for the promoter's calls too, for all of them, and else since
+// when: one statement of each look at all does, and a look at some that follows an announcement.
 func (c *claimer) asksForCalls(feeds []*feed, all *lookAtAll, began time.Time) (asks, allCalls bool, since time.Time) {
 	switch {
 	case all == nil && !c.promoter.follows(feeds), all != nil && !all.calls:

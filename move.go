@@ -61,9 +61,7 @@ func (q *Queue) MoveMany(ctx context.Context, db DB, filter Filter, queue string
 	if err := checkName("queue", queue, MaxNameBytes); err != nil {
 		return 0, err
 	}
-	if filter.States == nil {
-		filter.States = movable
-	}
+	filter.byDefault(movable...)
 	err = q.each(ctx, db, filter, movable, func(ids []int64) error {
 		n, err := q.move(ctx, db, ids, queue)
 		moved += n
@@ -74,8 +72,6 @@ func (q *Queue) MoveMany(ctx context.Context, db DB, filter Filter, queue string
 
 // WouldMove says which jobs MoveMany would try with this filter: how many, and which.
 func (q *Queue) WouldMove(ctx context.Context, db DB, filter Filter) (Choice, error) {
-	if filter.States == nil {
-		filter.States = movable
-	}
+	filter.byDefault(movable...)
 	return q.choose(ctx, db, filter, movable)
 }

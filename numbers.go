@@ -8,7 +8,7 @@ import "time"
 
 // Shared by several things: what has the same reason has one number.
 const (
-	shortly    = 20 * time.Millisecond  // what comes often comes within it: after it a queue is idle
+	moment     = 20 * time.Millisecond  // what comes often comes within it: after it a queue is idle
 	briefly    = 250 * time.Millisecond // most commits come within it; the longest rest of what waits
 	longestNap = time.Hour              // of what is woken when there is something to do
 

@@ -46,9 +46,10 @@ type outbox struct {
 	ending   int  // writers that start a next job, which may add its outcome
 }
 
-// A row that a person or another program has locked, perhaps for hours, may hold up the outcome of its own job and no other.
-// So no batch waits for long: whose row it is, halving finds out. A half waits for a tenth of the time. If halving takes too
-// long, because very many rows are locked, or the table is, all that is left counts as locked.
+// A row that a person or another program has locked, perhaps for hours, may hold up the outcome of its own
+// job and no other. So no batch waits for long: whose row it is, halving finds out. A half waits for a tenth
+// of the time. If halving takes too long, because very many rows are locked, or the table is, all that is
+// left counts as locked.
 
 // lockedOut reports whether a statement ended because it has waited long enough for a lock.
 func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }

@@ -174,7 +174,8 @@ func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, e
 	return q.Resume(ctx, db, Pause{Kind: kind})
 }
 
-// listPauses reads what has been paused for longer than $1 microseconds, or all that is paused if that is null.
+// listPauses reads what has been paused for longer than $1 microseconds, or all that is paused if that is
+// null.
 const listPauses = `
 select what, name, paused_at, note, until from onceq.pauses
  where (paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond') is not false and ` + inForce + `
@@ -185,17 +186,7 @@ func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
 	if db == nil {
 		db = q.pool
 	}
-	var all []Pause
-	err := q.send(ctx, db, asIs, listPauses, []any{nil}, each(func(rows pgx.Rows) error {
-		var p Pause
-		err := p.scan(rows)
-		all = append(all, p)
-		return err
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: pauses: %w", err)
-	}
-	return all, nil
+	return readAll(ctx, q, db, asIs, "pauses", listPauses, []any{nil}, (*Pause).scan)
 }
 
 func (p *Pause) scan(rows pgx.Rows) error {

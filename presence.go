@@ -17,11 +17,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Each worker has a row in workers, so that people can see who works what, and so that Explain can say that nobody works a
-// queue. The worker writes it when it starts and shortly after each full minute, and deletes it when it ends. The row of a
-// worker that was killed stays. After three minutes nobody takes it for a live one, and the Reaper removes it. Nothing else
-// depends on these rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded),
-// for held jobs whose effects were settled (heldLately), and for limits that nobody has set (limitsMet), and writes what it has counted (tally).
+// Each worker has a row in workers, so that people can see who works what, and so that Explain can say that
+// nobody works a queue. The worker writes it when it starts and shortly after each full minute, and deletes
+// it when it ends. The row of a worker that was killed stays. After three minutes nobody takes it for a live
+// one, and the Reaper removes it. Nothing else depends on these rows: without them every job runs. At the
+// same times the worker looks for requests to cancel that nobody has heard (unheeded), for held jobs whose
+// effects were settled (heldLately), and for limits that nobody has set (limitsMet), and writes what it has
+// counted (tally).
 
 // WorkerInfo is what is known about a worker: one Run, or a Drain that takes longer than ten seconds. Times are the
 // database's.
@@ -126,31 +128,27 @@ func (q *Queue) Workers(ctx context.Context, db DB) ([]WorkerInfo, error) {
 	if db == nil {
 		db = q.pool
 	}
-	var all []WorkerInfo
-	err := q.send(ctx, db, asIs, readWorkers, []any{(3 * presentEvery).Microseconds()}, each(func(rows pgx.Rows) error {
-		var w WorkerInfo
-		var lease int64
-		var queues, kinds, stuck, pool string
-		err := rows.Scan(&w.ID, &w.Host, &w.Process, &w.Version, &w.Schema, &lease, &queues, &kinds, &w.Started, &w.Seen, &w.Stale, &stuck, &pool)
-		if err != nil {
+	return readAll(ctx, q, db, asIs, "workers", readWorkers, []any{(3 * presentEvery).Microseconds()}, (*WorkerInfo).scan)
+}
+
+func (w *WorkerInfo) scan(rows pgx.Rows) error {
+	var lease int64
+	var queues, kinds, stuck, pool string
+	err := rows.Scan(&w.ID, &w.Host, &w.Process, &w.Version, &w.Schema, &lease, &queues, &kinds, &w.Started, &w.Seen,
+		&w.Stale, &stuck, &pool)
+	if err != nil {
+		return err
+	}
+	w.Lease = time.Duration(lease) * time.Microsecond
+	for raw, to := range map[string]any{queues: &w.Queues, kinds: &w.Kinds, stuck: &w.Stuck, pool: &w.Pool} {
+		if err := json.Unmarshal([]byte(raw), to); err != nil {
 			return err
 		}
-		w.Lease = time.Duration(lease) * time.Microsecond
-		for raw, to := range map[string]any{queues: &w.Queues, kinds: &w.Kinds, stuck: &w.Stuck, pool: &w.Pool} {
-			if err := json.Unmarshal([]byte(raw), to); err != nil {
-				return err
-			}
-		}
-		if len(w.Stuck) == 0 {
-			w.Stuck = nil
-		}
-		all = append(all, w)
-		return nil
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: workers: %w", err)
 	}
-	return all, nil
+	if len(w.Stuck) == 0 {
+		w.Stuck = nil
+	}
+	return nil
 }
 
 // presence writes the row of one run.

@@ -190,16 +190,17 @@ func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 	}
 }
 
-// rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter; a
-// look of the claimer finds what nobody was woken for. Where calls let nothing go on, there are often many of them, as when the
-// members of a large group end one by one: then they gather for a short time, whoever wakes it.
+// rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the
+// promoter; a look of the claimer finds what nobody was woken for. Where calls let nothing go on, there are
+// often many of them, as when the members of a large group end one by one: then they gather for a short time,
+// whoever wakes it.
 func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	waits := p.listener.confirmed.Load() && p.listener.waits.Load()
 	before := p.waited
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || did.more || p.owes || time.Since(p.found) < 2*shortly:
+	case did.busy || did.more || p.owes || time.Since(p.found) < 2*moment:
 		return p.restBriefly(ctx, did)
 	case !p.laned && !p.seen.Load() && len(p.doubts) == 0:
 		p.pause = 0
@@ -233,8 +234,9 @@ func (p *promoter) restBriefly(ctx context.Context, did promoted) bool {
 		wake = nil
 	}
 	pause := max(p.pause, time.Millisecond)
-	p.pause = min(2*pause, shortly)
-	// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before them.
+	p.pause = min(2*pause, moment)
+	// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before
+	// them.
 	if did.more && !p.old && !sleep(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
 		return false
 	}
@@ -260,7 +262,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 	latest := time.Now()
 	next := latest.Add(did.next)
 	for {
-		wait := min(time.Second, max(shortly, aFiftieth*min(p.asked[0], p.asked[1])))
+		wait := min(time.Second, max(moment, aFiftieth*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
 			wait = min(wait, time.Until(next)+time.Millisecond)
@@ -287,7 +289,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		case began.Sub(latest) < p.full:
 			continue
 		}
-		p.returned, latest, p.full = returned, began, min(max(shortly, 2*p.full), briefly)
+		p.returned, latest, p.full = returned, began, min(max(moment, 2*p.full), briefly)
 		var due bool
 		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
@@ -493,9 +495,10 @@ const (
 	settleLimits = `select 1 from onceq.settle_limits() f`
 )
 
-// lookAtFamilies answers the calls for whole families, a page at a time, so that a lane which has just been called does not
-// wait for all of a family: no more than a look takes (promoteChunk for each slot). It also ends the time in which completions
-// leave lanes to the promoters because a limit was lowered. It returns how many lanes it has called.
+// lookAtFamilies answers the calls for whole families, a page at a time, so that a lane which has just been
+// called does not wait for all of a family: no more than a look takes (promoteChunk for each slot). It also
+// ends the time in which completions leave lanes to the promoters because a limit was lowered. It returns how
+// many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
 	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()

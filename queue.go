@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -88,14 +89,8 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 		cfg = &Config{}
 	}
 	q := &Queue{enqueuing: cfg.BeforeEnqueue}
-	q.pool, q.schema, q.log, q.quarantine = pool, cfg.Schema, cfg.Logger, &processTurn
-	if q.schema == "" {
-		q.schema = "onceq"
-	}
-	if q.log == nil {
-		q.log = slog.Default()
-	}
-	q.log = guard.Logger(q.log)
+	q.pool, q.schema, q.quarantine = pool, cmp.Or(cfg.Schema, "onceq"), &processTurn
+	q.log = guard.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	q.guard = guard.New(q.log)
 	if cfg.Hook != nil {
 		q.hook = guardedHook{cfg.Hook, q.guard}

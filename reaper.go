@@ -1,9 +1,12 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -43,15 +46,7 @@ type Reaper struct {
 
 // NewReaper returns a Reaper over the queue's tables. A bad configuration is an *InvalidError.
 func NewReaper(q *Queue, cfg ReaperConfig) (*Reaper, error) {
-	if cfg.Every == 0 {
-		cfg.Every = time.Minute
-	}
-	if cfg.Batch == 0 {
-		cfg.Batch = 1000
-	}
-	if cfg.Grace == 0 {
-		cfg.Grace = time.Hour
-	}
+	cfg.Every, cfg.Batch, cfg.Grace = cmp.Or(cfg.Every, time.Minute), cmp.Or(cfg.Batch, 1000), cmp.Or(cfg.Grace, time.Hour)
 	switch {
 	case q == nil:
 		return nil, invalid("NewReaper", "needs a queue")
@@ -86,18 +81,20 @@ type Reaped struct {
 	Missing int
 }
 
+// sorts gives the counts by the sort of rows that each is of.
+func (r *Reaped) sorts() map[string]*int {
+	return map[string]*int{
+		"fences": &r.Fences, "effects": &r.Effects, "history": &r.History, "cancels": &r.Cancels, "waiters": &r.Waiters,
+		"workers": &r.Workers, "counts": &r.Counts, "awaits": &r.Awaits, "members": &r.Members, "unknown": &r.Unknown,
+		"missing": &r.Missing,
+	}
+}
+
 func (r *Reaped) add(o Reaped) {
-	r.Fences += o.Fences
-	r.Effects += o.Effects
-	r.History += o.History
-	r.Cancels += o.Cancels
-	r.Waiters += o.Waiters
-	r.Workers += o.Workers
-	r.Counts += o.Counts
-	r.Awaits += o.Awaits
-	r.Members += o.Members
-	r.Unknown += o.Unknown
-	r.Missing += o.Missing
+	all := r.sorts()
+	for sort, n := range o.sorts() {
+		*all[sort] += *n
+	}
 }
 
 // Run makes passes until ctx ends, and then returns nil. The first pass starts after a random part of Every. A pass that
@@ -175,20 +172,12 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 		sum.add(n)
 		most = max(n.Waiters, n.Workers, n.Counts, n.Cancels)
 	}
-	if err == nil {
-		var more time.Duration
-		more, err = r.awaits(ctx, &sum)
-		looked += more
-	}
-	if err == nil {
-		var more time.Duration
-		more, err = r.members(ctx, &sum)
-		looked += more
-	}
-	if err == nil {
-		var more time.Duration
-		more, err = r.mend(ctx)
-		looked += more
+	for _, walk := range []func(context.Context, *Reaped) (time.Duration, error){r.awaits, r.members, r.mend} {
+		if err == nil {
+			var more time.Duration
+			more, err = walk(ctx, &sum)
+			looked += more
+		}
 	}
 	r.report(ctx, sum)
 	if err != nil {
@@ -204,15 +193,10 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 	if sum.Unknown > 0 {
 		r.q.log.WarnContext(ctx, "onceq: keys of clients were removed whose outcome was unknown and that nobody asked for; docs/use/http.md says how to find and resolve such keys in time", "count", sum.Unknown)
 	}
-	for _, s := range []struct {
-		name  string
-		count int
-	}{
-		{"fences", sum.Fences}, {"effects", sum.Effects}, {"history", sum.History},
-		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"workers", sum.Workers}, {"counts", sum.Counts}, {"awaits", sum.Awaits}, {"members", sum.Members}, {"unknown", sum.Unknown}, {"missing", sum.Missing},
-	} {
-		if s.count > 0 {
-			r.q.emit(ctx, Event{Type: EventReaped, Kind: s.name, Count: s.count})
+	all := sum.sorts()
+	for _, sort := range slices.Sorted(maps.Keys(all)) {
+		if n := *all[sort]; n > 0 {
+			r.q.emit(ctx, Event{Type: EventReaped, Kind: sort, Count: n})
 		}
 	}
 }
@@ -464,7 +448,7 @@ const callLines = `select 1 from onceq.call($1::text[], $2::timestamptz) f`
 // mend lets go on what waits for rows that somebody deleted by hand: members that are gone count as
 // cancelled, what is gone stops no lane, and what has nothing in its way gets a call. It returns how long it
 // took.
-func (r *Reaper) mend(ctx context.Context) (looked time.Duration, err error) {
+func (r *Reaper) mend(ctx context.Context, _ *Reaped) (looked time.Duration, err error) {
 	began := time.Now()
 	var last [2]int64
 	for read := r.cfg.Batch; err == nil && read == r.cfg.Batch; {

@@ -141,8 +141,9 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
 	held, usedUp, tried := 0, 0, 0
 	led := make(map[int64]bool)
+	filter.byDefault(StateDead)
 	redrive := func(ids []int64) error {
-		r, err := q.redriveBy(ctx, db, forCaller, ids, filter.chosen(), led)
+		r, err := q.redriveBy(ctx, db, forCaller, ids, filter.States, led)
 		redriven, taken, held, usedUp = redriven+len(r.back), taken+len(r.taken), held+len(r.held), usedUp+len(r.usedUp)
 		return err
 	}
@@ -225,8 +226,9 @@ var discardable = []State{StateCompleted, StateDead, StateCancelled, StateHeld}
 // without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as
 // db each statement commits on its own, and the count is right even if there is an error.
 func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarded int, err error) {
+	filter.byDefault(StateDead)
 	err = q.each(ctx, db, filter, discardable, func(ids []int64) error {
-		n, err := q.discard(ctx, db, ids, filter.chosen())
+		n, err := q.discard(ctx, db, ids, filter.States)
 		discarded += n
 		return err
 	})

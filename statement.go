@@ -421,6 +421,20 @@ func each(scan func(pgx.Rows) error) func(pgx.Rows) error {
 	}
 }
 
+// readAll reads all rows of a statement, each with scan. what is what an error says was read.
+func readAll[T any](ctx context.Context, q *Queue, db DB, by way, what, statement string, args []any, scan func(*T, pgx.Rows) error) (all []T, err error) {
+	err = q.send(ctx, db, by, statement, args, each(func(rows pgx.Rows) error {
+		var one T
+		err := scan(&one, rows)
+		all = append(all, one)
+		return err
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: %s: %w", what, err)
+	}
+	return all, nil
+}
+
 // noRows is for a statement of which only the error counts.
 func noRows(pgx.Rows) error { return nil }
 

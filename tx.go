@@ -161,8 +161,8 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 	return sure, err
 }
 
-// ending are the statements that end a handler's transaction, before its commit. same gets the row that says whether it is still the
-// transaction that was opened.
+// ending are the statements that end a handler's transaction, before its commit. same gets the row that says
+// whether it is still the transaction that was opened.
 func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
 	own, citus := tx.Open(), q.citus.Load() == citusYes
 	if statement == completeJobs || statement == retryJobs { // functions bring their own settings

@@ -320,9 +320,10 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 	})
 }
 
-// heldLately are jobs that this process has written as held. An effect is held, and reported, before its handler ends, so somebody may
-// have settled it when the job was not held yet, or settle it in a transaction that is open now. So the process looks at once whether
-// one of its effects is still held, and then once a minute for ten minutes.
+// heldLately are jobs that this process has written as held. An effect is held, and reported, before its
+// handler ends, so somebody may have settled it when the job was not held yet, or settle it in a transaction
+// that is open now. So the process looks at once whether one of its effects is still held, and then once a
+// minute for ten minutes.
 type heldLately struct {
 	mu    sync.Mutex
 	until map[int64]time.Time
@@ -407,9 +408,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 	if err := checkText("name", name); err != nil {
 		return 0, 0, err
 	}
-	if filter.States == nil {
-		filter.States = []State{StateHeld}
-	}
+	filter.byDefault(StateHeld)
 	_, past := filter.states()
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
 		var n int
@@ -434,9 +433,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 // WouldResolve says which jobs ResolveMany would look at with this filter: how many, and which. It settles those of their
 // effects that are uncertain or held; Doubts lists such effects.
 func (q *Queue) WouldResolve(ctx context.Context, db DB, filter Filter) (Choice, error) {
-	if filter.States == nil {
-		filter.States = []State{StateHeld}
-	}
+	filter.byDefault(StateHeld)
 	return q.choose(ctx, db, filter, redrivable)
 }
 
@@ -452,27 +449,24 @@ type EffectInfo struct {
 	// IdempotencyKey is the key that the provider got. By it the provider may be able to say whether the effect happened.
 	IdempotencyKey string `json:"idempotency_key"`
 
+	job   int64 // that it belongs to
 	scope string
 }
 
-// effectColumns are what scanEffect reads of a fence f, without its result if $2 says so.
+// effectColumns are what EffectInfo.scan reads of a fence f, without its result if $2 says so.
 const effectColumns = `select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
          when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end, f.created_at, f.leased_until,
        case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint`
 
-func (q *Queue) scanEffect(rows pgx.Rows) (e EffectInfo, jobID int64, err error) {
+func (e *EffectInfo) scan(q *Queue, rows pgx.Rows) error {
 	var key string
 	var mark []byte
-	result := (*[]byte)(&e.Result)
-	if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, result, &e.Detail, &mark); err != nil {
-		return e, 0, err
+	err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, (*[]byte)(&e.Result), &e.Detail, &mark)
+	if e.job, e.Name = effectOf(key); len(mark) == 8 {
+		e.IdempotencyKey = q.effectIdempotencyKey(e.job, int64(binary.BigEndian.Uint64(mark)), e.Name)
 	}
-	jobID, e.Name = effectOf(key)
-	if len(mark) == 8 {
-		e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), e.Name)
-	}
-	return e, jobID, nil
+	return err
 }
 
 var readEffects = `
@@ -505,17 +499,9 @@ func (q *Queue) Effects(ctx context.Context, db DB, jobID int64, filter ...Filte
 		return nil, err
 	}
 	f, prefix := orNone(filter), strconv.FormatInt(jobID, 10)
-	var effects []EffectInfo
 	args := []any{jobID, f.WithoutPayloads, prefix + "/", prefix + "0", max(f.Limit, 0)} // '0' follows '/'
-	err := q.send(ctx, db, asIs, readEffects, args, each(func(rows pgx.Rows) error {
-		e, _, err := q.scanEffect(rows)
-		effects = append(effects, e)
-		return err
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
-	}
-	return effects, nil
+	return readAll(ctx, q, db, asIs, "effects of job "+prefix, readEffects, args,
+		func(e *EffectInfo, rows pgx.Rows) error { return e.scan(q, rows) })
 }
 
 // Doubt is an effect whose outcome is unknown, and the job that it belongs to.
@@ -544,9 +530,7 @@ with page as materialized (
 // keeps them until it is redriven. For the next page set Filter.After to next; it is 0 after the last page. A page may be
 // empty and not the last one.
 func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doubt, next int64, err error) {
-	if filter.States == nil {
-		filter.States = []State{StateHeld}
-	}
+	filter.byDefault(StateHeld)
 	filter.Limit = cmp.Or(filter.Limit, 100)
 	jobs, next, err := q.Page(ctx, db, filter)
 	if err != nil || len(jobs) == 0 {
@@ -560,13 +544,10 @@ func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doub
 		ids, byID[j.ID] = append(ids, j.ID), j
 	}
 	args := []any{ids, filter.WithoutPayloads}
-	err = q.send(ctx, db, reading, readDoubts, args, each(func(rows pgx.Rows) error {
-		e, id, err := q.scanEffect(rows)
-		doubts = append(doubts, Doubt{byID[id], e})
+	doubts, err = readAll(ctx, q, db, reading, "doubts", readDoubts, args, func(d *Doubt, rows pgx.Rows) error {
+		err := d.Effect.scan(q, rows)
+		d.Job = byID[d.Effect.job]
 		return err
-	}))
-	if err != nil {
-		return nil, 0, fmt.Errorf("onceq: doubts: %w", err)
-	}
-	return doubts, next, nil
+	})
+	return doubts, next, err
 }

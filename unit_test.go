@@ -276,7 +276,7 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 				continue
 			}
 			require.True(t, f.again.After(now), name)
-			require.False(t, f.again.After(now.Add(shortly)), name)
+			require.False(t, f.again.After(now.Add(moment)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
 			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
 			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
@@ -1464,7 +1464,7 @@ func TestLookBack(t *testing.T) {
 			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
 			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
 		}
-		b.saw(int64(ms)+1, at(ms), at(ms), shortly)
+		b.saw(int64(ms)+1, at(ms), at(ms), moment)
 	}
 }
 
@@ -1473,11 +1473,11 @@ func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
 	t.Parallel()
 	var b lookBack
 	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
-	b.saw(1, at(0), at(1), shortly)
-	b.saw(100, at(30), at(130), shortly)
-	b.saw(132, at(131), at(132), shortly)
+	b.saw(1, at(0), at(1), moment)
+	b.saw(100, at(30), at(130), moment)
+	b.saw(132, at(131), at(132), moment)
 	require.Equal(t, int64(1), b.from, "the id 100 was drawn a millisecond ago")
-	b.saw(152, at(151), at(152), shortly)
+	b.saw(152, at(151), at(152), moment)
 	require.Equal(t, int64(100), b.from)
 }
 
@@ -1567,9 +1567,9 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 			require.LessOrEqual(t, a.wait(now), time.Duration(0))
 			continue
 		}
-		require.Equal(t, shortly, a.wait(now))
-		c.settle(f, now.Add(shortly/2))
-		require.Equal(t, shortly, a.wait(now))
+		require.Equal(t, moment, a.wait(now))
+		c.settle(f, now.Add(moment/2))
+		require.Equal(t, moment, a.wait(now))
 		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
 		c.settle(f, now)
 		require.LessOrEqual(t, a.wait(now), time.Duration(0))

@@ -213,8 +213,8 @@ func (s *scanner) object(depth int, fields []string) error {
 	return nil
 }
 
-// sort writes the members of an object, which begin there in out, in the order of their keys. They are copied behind themselves, and
-// back from there: sorted they are no longer than before.
+// sort writes the members of an object, which begin there in out, in the order of their keys. They are copied
+// behind themselves, and back from there: sorted they are no longer than before.
 func (s *scanner) sort(members []member, begin int) {
 	end := len(s.out)
 	s.out = append(s.out, s.out[begin:]...)
