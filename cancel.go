@@ -191,10 +191,15 @@ const hurryJobs = `select n from onceq.hurry($1::bigint[]) n`
 // returns the job's state after that, and changes nothing in any other state. A job whose row a transaction has locked is left as it
 // is. An unknown job is ErrNotFound. Use Redrive for a dead job.
 func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
-	if _, err := q.hurry(ctx, db, []int64{id}); err != nil {
+	n, err := q.hurry(ctx, db, []int64{id})
+	if err != nil {
 		return 0, err
 	}
-	return q.state(ctx, db, id)
+	state, err := q.state(ctx, db, id)
+	if n > 0 && errors.Is(err, ErrNotFound) { // it has run since, and nothing was kept
+		return StateWaiting, nil
+	}
+	return state, err
 }
 
 func (q *Queue) hurry(ctx context.Context, db DB, ids []int64) (n int, err error) {

@@ -3,11 +3,13 @@ package tests
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -216,4 +218,31 @@ func TestResolve_AHeldJobStaysHeld(t *testing.T) {
 	}
 	wantState(t, onceq.StateHeld)(stateOf(db.Queue.Get(t.Context(), db.Pool, id)))
 	require.Equal(t, 2, runs)
+}
+
+// A delayed job is retried, and a worker completes it before Retry has read the job's state.
+func TestRetry_OfAJobThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	var retried atomic.Pointer[func()]
+	db := queuetest.New(t, queuetest.PoolConfig(func(cfg *pgxpool.Config) {
+		cfg.ConnConfig.Tracer = &statementHook{after: func(sql string) {
+			if f := retried.Load(); f != nil && strings.Contains(sql, "hurry(") && retried.CompareAndSwap(f, nil) {
+				(*f)()
+			}
+		}}
+	}))
+	id := add(t, db, onceq.Job{Delay: time.Hour})
+	ended := 0
+	complete := func() {
+		leases, err := db.Queue.Claim(context.Background(), onceq.ClaimOptions{})
+		if assert.NoError(t, err) && assert.Len(t, leases, 1) {
+			ended++
+			assert.NoError(t, leases[0].Complete(context.Background(), nil))
+		}
+	}
+	retried.Store(&complete)
+	wantState(t, onceq.StateWaiting)(db.Queue.Retry(t.Context(), db.Pool, id))
+	require.Equal(t, 1, ended)
+	_, err := db.Queue.Retry(t.Context(), db.Pool, id)
+	require.ErrorIs(t, err, onceq.ErrNotFound)
 }

@@ -575,7 +575,11 @@ func TestOutcomes_ARoleThatMayNotLogInForAWhile(t *testing.T) {
 	add(t, db, onceq.Job{})
 	receive(t, running)
 	sqlRun(t, may, `alter role `+role+` nologin`)
-	sqlRun(t, may, `select pg_terminate_backend(pid) from pg_stat_activity where usename = $1`, cfg.ConnConfig.User)
+	out := regexp.MustCompile(`\(SQLSTATE 28000\)`)
+	eventually(t, "no connection of the role, nor one that is on its way", func() bool {
+		n := sqlOne[int](t, may, `select count(pg_terminate_backend(pid)) from pg_stat_activity where usename = $1`, cfg.ConnConfig.User)
+		return n == 0 && out.MatchString(w.logged())
+	})
 	close(end)
 	refused := regexp.MustCompile(`onceq: finish: .*\(SQLSTATE 28000\)`)
 	eventually(t, "an outcome that could not be stored", func() bool { return refused.MatchString(w.logged()) })
