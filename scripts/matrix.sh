@@ -27,10 +27,32 @@ role='TestAKilledProcessLeavesNoDatabase'
 # These test or use the default schema.
 schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
 
-# These listen, which is not possible through PgBouncer (the worker says so and polls). Or they end the backend of an
-# idle connection, and behind PgBouncer the client is not told.
+# These listen, which is not possible through PgBouncer (the worker says so and polls). Or they wait until a worker announces
+# that it is idle, which only one that listens does.
 pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksForNoNotification'
-pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
+pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone"
+pgbouncer="$pgbouncer|TestConnections_WorkersOfOnePoolShareThem|TestCounts_AreNotWrittenThroughTheSession"
+pgbouncer="$pgbouncer|TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem"
+pgbouncer="$pgbouncer|TestFirst_ALostAnswer|TestLane_ABusyWorkerAsksForCalls|TestLane_ACommitAfterTheAnnouncement"
+pgbouncer="$pgbouncer|TestLane_ALookSeesACallForWhichNobodyWasWoken|TestLane_WorkersAreWoken"
+pgbouncer="$pgbouncer|TestLimit_NoBurstOfMovedJobs|TestOutcomes_AConnectionThatGoesSilent"
+pgbouncer="$pgbouncer|TestQueues_ABusyWorkerOfManyLooksAtWhatIsNew|TestQueues_AFullOneDoesNotHideAnother"
+pgbouncer="$pgbouncer|TestQueues_AWakeThatIsCommittedAfterTheNextAnnouncement"
+pgbouncer="$pgbouncer|TestQueues_AWorkerThatWouldBeWokenAllTheTimeLooksInstead"
+pgbouncer="$pgbouncer|TestQueues_AnIdleWorkerLooksAtAllInOneStatement|TestQueues_AreNamedBeforeTheWorkerWaits"
+pgbouncer="$pgbouncer|TestQueues_TheSessionIsLostInTheMiddleOfAClaim|TestSQL_WakesAWorker"
+pgbouncer="$pgbouncer|TestSession_ABlockedStatementHoldsUpNobodyElse|TestSession_ASilentClaimDoesNotLastForALease"
+pgbouncer="$pgbouncer|TestSession_OpensAgainBesideAConnectionThatIsDead"
+pgbouncer="$pgbouncer|TestSilent_AStatementThatTakesLongIsLeftAlone|TestSilent_AWorkerGoesOnOverNewConnections"
+pgbouncer="$pgbouncer|TestSuccessor_ShutdownBehindABatch|TestWake_ACommitThatStalls"
+pgbouncer="$pgbouncer|TestWake_ADeadWorkerIsWokenOnce|TestWake_ADeadWorkerThatWasToLookForMore"
+pgbouncer="$pgbouncer|TestWake_AFullWorkerPassesOn|TestWake_AProducerThatLearnsLateThatNobodyWaited"
+pgbouncer="$pgbouncer|TestWake_ASlowAnnouncement|TestWake_AWorkerThatEndsPassesOn|TestWake_FewClaimADelayedJob"
+pgbouncer="$pgbouncer|TestWake_MostOfVeryManyAreDormant|TestWake_OneOfManyClaimsOnce|TestWake_WhoBecomesDormant"
+pgbouncer="$pgbouncer|TestWorker_DefaultsOfTheDatabase|TestWorker_EndsWhenThePoolIsClosed"
+
+# This ends the backend of an idle connection, and behind PgBouncer the client is not told.
+pgbouncer="$pgbouncer|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
 
 # scripts/citus-tests.txt has what runs on Citus. It names tests that run, and not those that cannot, which are many, for these reasons.
 # Nobody is notified there. Tests look at the locks, sessions, statistics and plans
