@@ -376,8 +376,7 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 			case <-wait.C:
 			}
 			began := time.Now()
-			// The network may have lost the connection.
-			one, cancelOne := context.WithTimeout(beats, min(endWithin, time.Until(until)))
+			one, cancelOne := context.WithDeadline(beats, until)
 			err := c.Extend(one, c.f.lease)
 			cancelOne()
 			next := c.f.lease / 3

@@ -63,6 +63,9 @@ on conflict (key) do nothing returning id`, j.Delay, j.queue(), j.kind(), j.N, k
 }
 
 func (a *handAdapter) work(ctx context.Context, c crew, handle func(context.Context, *run) error) (func(context.Context) error, error) {
+	if c.Every > 0 {
+		return nil, missing("a loop by hand has no schedules of its own")
+	}
 	running, stop := context.WithCancel(ctx)
 	var loops sync.WaitGroup
 	for range c.AtOnce {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqcron"
 )
 
 // onceqAdapter uses HandleTx and Once, with a lease of two seconds in place of thirty.
@@ -71,7 +74,13 @@ func (a *onceqAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 		return nil, err
 	}
 	for _, r := range results {
-		answers = append(answers, answer{ID: strconv.FormatInt(r.ID, 10), Duplicate: r.Duplicate, State: r.State.String()})
+		told := answer{ID: strconv.FormatInt(r.ID, 10), Duplicate: r.Duplicate, State: r.State.String()}
+		if r.Output != nil {
+			if err := json.Unmarshal(r.Output, &told.Result); err != nil {
+				return nil, err
+			}
+		}
+		answers = append(answers, told)
 	}
 	return answers, nil
 }
@@ -100,9 +109,22 @@ func (a *onceqAdapter) work(ctx context.Context, c crew, handle func(context.Con
 					_, err := onceq.Once(ctx, l, name, fn, once...)
 					return err
 				},
-				end: func(ctx context.Context) error { _, err := tx.Conn().Exec(ctx, "commit"); return err },
+				result: func(_ context.Context, result string) error { return l.SetResult(result) },
+				end:    func(ctx context.Context) error { _, err := tx.Conn().Exec(ctx, "commit"); return err },
 			})
 		}))
+	}
+	if c.Every > 0 {
+		cron, err := onceqcron.New(a.q, a.pool, onceqcron.Config{}, onceqcron.Schedule{
+			Name: "tick", Spec: fmt.Sprintf("*/%d * * * * *", c.Every), Job: onceq.Job{Kind: "work", Payload: onceqPayload{1}},
+		})
+		if err == nil {
+			err = cron.Register(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+		handlers = append(handlers, cron.Handlers()...)
 	}
 	w, err := onceq.NewWorker(a.q, cfg, handlers...)
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 	"github.com/riverqueue/river/rivertype"
+	"github.com/robfig/cron/v3"
 )
 
 // riverAdapter uses unique jobs, and JobCompleteTx in the transaction of the effect. Its times are River's defaults.
@@ -27,32 +29,20 @@ func newRiver(pool *pgxpool.Pool) (adapter, error) {
 
 func (a *riverAdapter) setup(ctx context.Context) error {
 	migrator, err := rivermigrate.New(riverpgxv5.New(a.pool), &rivermigrate.Config{Logger: quiet})
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
 	}
-	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
 	return err
 }
 
 // riverArgs are the arguments of every kind. Of these the key is compared.
 type riverArgs struct {
-	N   int    `json:"n"`
-	Key string `json:"key" river:"unique"`
+	N    int    `json:"n"`
+	Key  string `json:"key" river:"unique"`
+	kind string
 }
 
-type (
-	riverWork riverArgs
-	riverNew  riverArgs
-	riverLong riverArgs
-)
-
-func (riverWork) Kind() string { return "work" }
-func (riverNew) Kind() string  { return "new" }
-func (riverLong) Kind() string { return "long" }
-
-func (a riverWork) n() int { return a.N }
-func (a riverNew) n() int  { return a.N }
-func (a riverLong) n() int { return a.N }
+func (a riverArgs) Kind() string { return a.kind }
 
 func (a *riverAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answers []answer, err error) {
 	params := make([]river.InsertManyParams, len(jobs))
@@ -79,9 +69,7 @@ func (a *riverAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 				opts.UniqueOpts.ByState = rivertype.JobStates()
 			}
 		}
-		args := riverArgs{j.N, j.Key}
-		params[i].InsertOpts = opts
-		params[i].Args = map[string]river.JobArgs{"work": riverWork(args), "new": riverNew(args), "long": riverLong(args)}[j.kind()]
+		params[i] = river.InsertManyParams{Args: riverArgs{j.N, j.Key, j.kind()}, InsertOpts: opts}
 	}
 	var results []*rivertype.JobInsertResult
 	if tx != nil {
@@ -90,16 +78,20 @@ func (a *riverAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 		results, err = a.client.InsertMany(ctx, params)
 	}
 	for _, r := range results {
-		answers = append(answers, answer{
-			ID: strconv.FormatInt(r.Job.ID, 10), Duplicate: r.UniqueSkippedAsDuplicate, State: string(r.Job.State),
-		})
+		told := answer{ID: strconv.FormatInt(r.Job.ID, 10), Duplicate: r.UniqueSkippedAsDuplicate, State: string(r.Job.State)}
+		if output := r.Job.Output(); output != nil {
+			if err := json.Unmarshal(output, &told.Result); err != nil {
+				return nil, err
+			}
+		}
+		answers = append(answers, told)
 	}
 	return answers, err
 }
 
 func (a *riverAdapter) work(ctx context.Context, c crew, handle func(context.Context, *run) error) (func(context.Context) error, error) {
 	cfg := &river.Config{
-		Logger: quiet, Workers: river.NewWorkers(), Queues: make(map[string]river.QueueConfig), RetryPolicy: riverRetry{},
+		Logger: quiet, Workers: river.NewWorkers(), Queues: make(map[string]river.QueueConfig),
 		SoftStopTimeout: time.Duration(c.StopWithin) * time.Millisecond,
 		// A key is taken while its row is there.
 		CompletedJobRetentionPeriod: -1, CancelledJobRetentionPeriod: -1, DiscardedJobRetentionPeriod: -1,
@@ -108,14 +100,19 @@ func (a *riverAdapter) work(ctx context.Context, c crew, handle func(context.Con
 		cfg.Queues[name] = river.QueueConfig{MaxWorkers: c.AtOnce}
 	}
 	for _, kind := range c.kinds() {
-		switch kind {
-		case "work":
-			addRiver[riverWork](cfg.Workers, a.pool, handle, 0)
-		case "new":
-			addRiver[riverNew](cfg.Workers, a.pool, handle, 0)
-		case "long":
-			addRiver[riverLong](cfg.Workers, a.pool, handle, 3*time.Hour)
+		w := &riverWorker{pool: a.pool, handle: handle}
+		if kind == "long" {
+			w.timeout = 3 * time.Hour
 		}
+		river.AddWorkerArgs(cfg.Workers, riverArgs{kind: kind}, w)
+	}
+	if c.Every > 0 {
+		schedule, err := cron.NewParser(cron.Second | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow).Parse(fmt.Sprintf("*/%d * * * * *", c.Every))
+		if err != nil {
+			return nil, err
+		}
+		args := func() (river.JobArgs, *river.InsertOpts) { return riverArgs{N: 1, kind: "work"}, nil }
+		cfg.PeriodicJobs = []*river.PeriodicJob{river.NewPeriodicJob(schedule, args, nil)}
 	}
 	client, err := river.NewClient(riverpgxv5.New(a.pool), cfg)
 	if err != nil {
@@ -124,47 +121,37 @@ func (a *riverAdapter) work(ctx context.Context, c crew, handle func(context.Con
 	return client.Stop, client.Start(ctx)
 }
 
-type riverRetry struct{}
-
-func (riverRetry) NextRetry(*rivertype.JobRow) time.Time {
-	return time.Now().Add(50 * time.Millisecond)
-}
-
-type riverJob interface {
-	river.JobArgs
-	n() int
-}
-
-type riverWorker[T riverJob] struct {
-	river.WorkerDefaults[T]
+type riverWorker struct {
+	river.WorkerDefaults[riverArgs]
 	pool    *pgxpool.Pool
 	handle  func(context.Context, *run) error
 	timeout time.Duration // 0: the default, a minute
 }
 
-func addRiver[T riverJob](workers *river.Workers, pool *pgxpool.Pool, handle func(context.Context, *run) error, timeout time.Duration) {
-	river.AddWorker(workers, &riverWorker[T]{pool: pool, handle: handle, timeout: timeout})
+func (w *riverWorker) Timeout(*river.Job[riverArgs]) time.Duration { return w.timeout }
+
+func (w *riverWorker) NextRetry(*river.Job[riverArgs]) time.Time {
+	return time.Now().Add(50 * time.Millisecond)
 }
 
-func (w *riverWorker[T]) Timeout(*river.Job[T]) time.Duration { return w.timeout }
-
-func (w *riverWorker[T]) Work(ctx context.Context, job *river.Job[T]) error {
+func (w *riverWorker) Work(ctx context.Context, job *river.Job[riverArgs]) error {
 	var tx pgx.Tx // of the effects and the completion
 	err := w.handle(ctx, &run{
-		n: job.Args.n(), attempt: job.Attempt,
+		n: job.Args.N, attempt: job.Attempt,
 		write: func(ctx context.Context, n int) (err error) {
 			if tx == nil {
-				if tx, err = w.pool.Begin(ctx); err != nil {
-					return err
-				}
+				tx, err = w.pool.Begin(ctx)
 			}
-			_, err = tx.Exec(ctx, insertRow, n)
+			if err == nil {
+				_, err = tx.Exec(ctx, insertRow, n)
+			}
 			return err
 		},
 		call: func(ctx context.Context, name string, fn func(context.Context, string) (string, error)) error {
 			_, err := fn(ctx, fmt.Sprint("river-", job.ID, "-", name))
 			return err
 		},
+		result: func(_ context.Context, result string) error { return river.RecordOutput(ctx, result) },
 		end: func(ctx context.Context) error {
 			err := tx.Commit(ctx)
 			tx = nil
@@ -196,10 +183,7 @@ func (a *riverAdapter) silence(ctx context.Context) error {
 	return err
 }
 
-func (a *riverAdapter) age(ctx context.Context) error {
-	_, err := a.pool.Exec(ctx, "update river_job set finalized_at = finalized_at - interval '30 days' where finalized_at is not null")
-	return err
-}
+func (a *riverAdapter) age(context.Context) error { return nil } // finished rows are kept
 
 func (a *riverAdapter) cancel(ctx context.Context, id string) error {
 	n, err := strconv.ParseInt(id, 10, 64)

@@ -37,7 +37,13 @@ type process struct {
 }
 
 // process starts one, over the stage's database.
-func (s *stage) process() *process { return s.processOver(s.url) }
+func (s *stage) process() *process {
+	if p := s.spare; p != nil {
+		s.spare = nil
+		return p
+	}
+	return s.processOver(s.url)
+}
 
 func (s *stage) processOver(url string) *process {
 	cmd, err := s.system.command()
@@ -87,7 +93,7 @@ func (p *process) listen(out io.Reader, ready chan struct{}) {
 		case "ready":
 			begun()
 		case "started":
-			a := &act{p: p, id: m.Run, n: m.N, attempt: m.Attempt}
+			a := &act{p: p, id: m.Run, n: m.N, attempt: m.Attempt, at: time.Now()}
 			p.mu.Lock()
 			p.acts[m.Run] = a
 			p.mu.Unlock()
@@ -237,6 +243,7 @@ type act struct {
 	p          *process
 	id         int
 	n, attempt int
+	at         time.Time // its start
 }
 
 // Each step gives the error that the handler got. After one the handler has ended with it, and steps do nothing.
@@ -244,6 +251,7 @@ func (a *act) write() error           { return a.step(command{Do: "write", N: a.
 func (a *act) call(name string) error { return a.step(command{Do: "call", Name: name}) }
 func (a *act) end() error             { return a.step(command{Do: "end"}) }
 func (a *act) finish()                { _ = a.step(command{Do: "finish"}) }
+func (a *act) answers(result string)  { _ = a.step(command{Do: "finish", Name: result}) }
 func (a *act) fail()                  { _ = a.step(command{Do: "fail"}) }
 
 func (a *act) step(c command) error {

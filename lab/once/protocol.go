@@ -45,6 +45,7 @@ type answer struct {
 	ID        string `json:"id"`
 	Duplicate bool   `json:"duplicate,omitempty"` // and the caller is told so
 	State     string `json:"state,omitempty"`     // of the job that has the key, if the caller is told: "dead", "running" …
+	Result    string `json:"result,omitempty"`    // of the job that has the key, if the caller is told
 }
 
 // crew is how a process works.
@@ -54,6 +55,7 @@ type crew struct {
 	AtOnce     int      `json:"at_once,omitempty"`    // handlers; default 4
 	Unsure     bool     `json:"unsure,omitempty"`     // calls go to a provider that does not recognise repetitions
 	StopWithin int      `json:"stop_within,omitzero"` // milliseconds that a handler has when the worker stops; default 10,000
+	Every      int      `json:"every,omitzero"`       // seconds: the process has a schedule that enqueues a job with n = 1, at each such time on the clock
 }
 
 func (c crew) kinds() []string {
@@ -79,10 +81,8 @@ type command struct {
 	Crew *crew  `json:"crew,omitempty"` // work
 	Run  int    `json:"run,omitempty"`  // the steps of a handler: write, call, end, finish, fail, called
 	N    int    `json:"n,omitempty"`    // row, write
-	Name string `json:"name,omitempty"` // call; cancel: the job's id
+	Name string `json:"name,omitempty"` // call; cancel: the job's id; finish: the job's result
 	Bad  string `json:"bad,omitempty"`  // called: the error that the provider answers with
-
-	Spec string `json:"spec,omitempty"` // schedule
 }
 
 // message is what a process says: the answer to a command, or an event.

@@ -59,6 +59,9 @@ type run struct {
 	// call makes a call to the outside, as the system's documentation recommends. fn gets the key for the provider.
 	call func(ctx context.Context, name string, fn func(ctx context.Context, key string) (string, error)) error
 
+	// result stores the job's result, for those who ask again; nil where a job has none.
+	result func(ctx context.Context, result string) error
+
 	// end ends the handler's transaction behind the queue's back; nil where a handler has none.
 	end func(ctx context.Context) error
 
@@ -228,8 +231,11 @@ func (s *server) handle(ctx context.Context, r *run) error {
 				err = r.end(ctx)
 			}
 		case "finish":
+			if c.Name != "" && r.result != nil {
+				err = r.result(ctx, c.Name)
+			}
 			s.tell(message{ID: c.ID})
-			return nil
+			return err
 		case "fail":
 			s.tell(message{ID: c.ID})
 			return errors.New("the story lets this attempt fail")

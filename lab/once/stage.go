@@ -31,6 +31,7 @@ type stage struct {
 	pool      *pgxpool.Pool
 	server    restarter
 	processes []*process
+	spare     *process // has made the tables, and is the story's first process
 
 	mu       sync.Mutex // guards what follows
 	remarks  []string
@@ -69,9 +70,8 @@ func (s *stage) perform(st *story) (o outcome) {
 		s.close()
 		o.remarks, o.took = s.remarks, time.Since(began)
 	}()
-	s.process().do(command{Do: "setup"})
-	s.processes[0].kill()
-	s.processes = nil
+	s.spare = s.process()
+	s.spare.do(command{Do: "setup"})
 	o.n = st.play(s)
 	return o
 }

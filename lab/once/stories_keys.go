@@ -11,7 +11,7 @@ var keyStories = []*story{
 		play: func(s *stage) int {
 			p := s.process()
 			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
-			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
+			_, _ = p.tryEnqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
 			p.work(crew{})
 			s.lost(s.settle(p, writes))
 			return s.rows(1)
@@ -127,6 +127,26 @@ var keyStories = []*story{
 		},
 	},
 	{
+		name:     "post-repeated",
+		happens:  "A client repeats a POST, because it did not get the answer. Its key is that of a job, which has finished with a receipt.",
+		question: "receipts that the second call is answered with", right: 1,
+		play: func(s *stage) int {
+			p := s.process()
+			j := job{N: 1, Key: "post-1", Life: aDay}
+			p.enqueue("", j)
+			p.work(crew{})
+			s.lost(s.settle(p, func(a *act) {
+				_ = a.write()
+				a.answers("receipt")
+			}))
+			again, err := p.tryEnqueue("", j)
+			if err == nil && len(again) == 1 && again[0].Result == "receipt" {
+				return 1
+			}
+			return 0
+		},
+	},
+	{
 		name:     "asked-after-a-month",
 		happens:  "The key is to be taken for ever. Its job has finished, 30 days pass, the housekeeping runs, and the work is asked for again.",
 		question: "rows written", right: 1,
@@ -142,7 +162,7 @@ var keyStories = []*story{
 			p := s.process()
 			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay, Delay: 3000})
 			p.age()
-			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
+			_, _ = p.tryEnqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
 			p.work(crew{})
 			s.lost(s.settle(p, writes))
 			return s.rows(1)
@@ -156,7 +176,7 @@ var keyStories = []*story{
 			p := s.process()
 			first := p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay, Delay: 3_600_000})
 			p.do(command{Do: "cancel", Name: first[0].ID})
-			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
+			_, _ = p.tryEnqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
 			p.work(crew{})
 			s.lost(s.settle(p, writes))
 			return s.rows(1)
@@ -165,7 +185,7 @@ var keyStories = []*story{
 	{
 		name:     "asked-after-death",
 		happens:  "A job has used up its attempts, and the work is asked for again.",
-		question: "callers who hear nothing of it while nothing runs", right: 0,
+		question: "callers who are not told that nothing will run", right: 0,
 		play: func(s *stage) int {
 			p := s.process()
 			j := job{N: 1, Key: "invoice-1", Life: aDay, Attempts: 1}
@@ -187,7 +207,7 @@ var keyStories = []*story{
 		play: func(s *stage) int {
 			p := s.process()
 			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay})
-			p.enqueue("", job{N: 1, Key: "invoice-1", Life: aDay, Queue: "moved"})
+			_, _ = p.tryEnqueue("", job{N: 1, Key: "invoice-1", Life: aDay, Queue: "moved"})
 			p.work(crew{Queues: []string{"default", "moved"}})
 			s.lost(s.settle(p, writes))
 			return s.rows(1)
@@ -239,7 +259,7 @@ func askedAgain(s *stage, taken life, between func(*process)) int {
 	p.work(crew{})
 	s.lost(s.settle(p, writes))
 	between(p)
-	p.enqueue("", j)
+	_, _ = p.tryEnqueue("", j)
 	s.lost(s.settle(p, writes))
 	return s.rows(1)
 }

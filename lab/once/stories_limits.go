@@ -51,7 +51,7 @@ var limitStories = []*story{
 func (s *stage) atMost(a *process, jobs int) (most int) {
 	a.work(crew{})
 	a.mustRun()
-	for most = 1; a.run(time.Second) != nil; most++ {
+	for most = 1; a.run(3*time.Second) != nil; most++ {
 	}
 	a.kill()
 	b := s.process()
@@ -63,7 +63,7 @@ func (s *stage) atMost(a *process, jobs int) (most int) {
 			s.lost(b.left())
 			break
 		}
-		for next := b.run(500 * time.Millisecond); next != nil; next = b.run(500 * time.Millisecond) {
+		for next := b.run(2 * time.Second); next != nil; next = b.run(2 * time.Second) {
 			at = append(at, next)
 		}
 		most = max(most, len(at))

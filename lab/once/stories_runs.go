@@ -102,12 +102,12 @@ var runStories = []*story{
 		play: func(s *stage) int {
 			a := s.process()
 			a.enqueue("", job{N: 1, Kind: "long"})
-			a.work(crew{Kinds: []string{"long"}})
+			a.work(crew{Kinds: []string{"long"}, AtOnce: 1}) // so the other one does what else there is
 			first := a.mustRun()
 			b := s.process()
 			b.silence()
 			b.work(crew{Kinds: []string{"long"}})
-			if second := b.run(10 * time.Second); second != nil {
+			if second := b.takes(1, "long", 20*time.Second); second != nil {
 				writes(second)
 			}
 			writes(first)
@@ -195,11 +195,8 @@ var runStories = []*story{
 				p.silence()
 				p.work(crew{})
 				for done() < 3 {
-					a := p.run(10 * time.Second)
-					if a == nil {
-						break
-					}
-					if a.n == 1 {
+					a := p.run(20 * time.Second)
+					if a == nil || a.n == 1 {
 						break
 					}
 					time.AfterFunc(1500*time.Millisecond, func() { writes(a) })
@@ -258,10 +255,24 @@ func (s *stage) second() (b *process, second *act) {
 	b = s.process()
 	b.silence()
 	b.work(crew{})
-	if second = b.run(15 * time.Second); second == nil {
+	if second = b.takes(1, "", patience); second == nil {
 		s.say("nobody else gets the job while its process is frozen")
 	}
 	return b, second
+}
+
+// takes gives the handler that starts in a process for a job that another one has; nil if none does. To be sure that the process
+// has looked it does another job first, and has some more time after that.
+func (p *process) takes(n int, kind string, within time.Duration) *act {
+	p.enqueue("", job{N: 99, Kind: kind})
+	for wait := patience; ; {
+		a := p.run(wait)
+		if a == nil || a.n == n {
+			return a
+		}
+		writes(a)
+		wait = within
+	}
 }
 
 func (p *process) wakeAndFinish(first *act) {

@@ -2,12 +2,17 @@ package main
 
 import (
 	"context"
+	"embed"
+	"io/fs"
 	"os"
 	"os/exec"
 	"runtime/debug"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/lab/peers"
 )
 
 // system is a column of the table.
@@ -35,13 +40,28 @@ var goAdapters = map[string]func(*pgxpool.Pool) (adapter, error){
 	"onceq":   newOnceq,
 	"River":   newRiver,
 	"by hand": newHand,
+	"asynq":   newAsynq,
 }
+
+//go:embed node
+var nodeFiles embed.FS
+
+// node has the packages of the adapters in Node. npm fetches them once.
+var node = sync.OnceValues(func() (*peers.Node, error) {
+	files, err := fs.Sub(nodeFiles, "node")
+	if err != nil {
+		return nil, err
+	}
+	return peers.InstallNode(context.Background(), "once", files)
+})
 
 // rescued is what River's documentation says of RescueStuckJobsAfter.
 const rescued = "its documentation says that a job which still works when it is rescued may run twice; `JobTimeout` ends the context of most handlers before"
 
 // idempotent is what most queues ask of their users.
 const idempotent = "its documentation asks for handlers that may run more than once"
+
+const inRedis = "its jobs are in Redis, in no transaction with the application's rows"
 
 func systems() []*system {
 	return []*system{
@@ -67,6 +87,7 @@ func systems() []*system {
 				"writes-after-it-woke":                    rescued,
 				"old-worker-in-a-deploy":                  "`FetchOnlyKnownKinds`, which is off by default, would leave the job alone",
 				"slow-but-alive":                          "by a `Timeout` above the handler's time; a crash is found no earlier than that",
+				"tick-while-all-is-down":                  "durable periodic jobs are in River Pro, which is paid",
 			},
 		},
 		{
@@ -75,12 +96,80 @@ func systems() []*system {
 			notes: map[string]string{
 				"changed-while-it-runs":                   "the caller is told that it is a duplicate",
 				"asked-after-the-end":                     "the key goes with its row",
+				"post-repeated":                           "the key goes with its row",
 				"asked-after-a-month":                     "the key goes with its row",
 				"fails-after-its-call":                    "nobody claims otherwise",
 				"killed-in-a-call-that-nobody-recognises": "nobody claims otherwise",
 				"no-answer-to-a-call":                     "nobody claims otherwise",
 			},
 		},
+		nodeSystem("pg-boss", "pg-boss.js", system{
+			how: "transactional workers; keys as `singletonKey` in a slot of a day, as the policy `stately` until done, as the job's id for ever",
+			notes: map[string]string{
+				"fails-after-its-call":                    idempotent,
+				"killed-in-a-call-that-nobody-recognises": idempotent,
+				"no-answer-to-a-call":                     idempotent,
+				"moved-to-another-queue":                  "a queue is the kind of job",
+				"post-repeated":                           "`send` gives null for a duplicate",
+				"slow-but-alive":                          "by `heartbeatSeconds`, which is off by default",
+			},
+		}),
+		nodeSystem("graphile-worker", "graphile-worker.js", system{
+			how: "job keys, and named queues for one customer's jobs",
+			notes: map[string]string{
+				"asked-after-the-end":                     "a `job_key` is free when its job is done",
+				"asked-after-a-month":                     "a `job_key` is free when its job is done",
+				"other-payload":                           "documented: the later payload replaces the first",
+				"fails-after-its-call":                    idempotent,
+				"killed-in-a-call-that-nobody-recognises": idempotent,
+				"no-answer-to-a-call":                     idempotent,
+				"killed-after-its-write":                  idempotent,
+				"fails-after-its-write":                   idempotent,
+				"wakes-while-another-runs":                idempotent,
+				"wakes-when-another-is-done":              idempotent,
+				"writes-after-it-woke":                    idempotent,
+				"shutdown-too-slow":                       idempotent,
+				"slow-but-alive":                          "a job is given to another worker after four hours",
+			},
+		}),
+		{
+			name: "asynq", ready: moduleVersion("github.com/hibiken/asynq"), command: goCommand("asynq"), redis: true,
+			how: "task ids as keys, which a finished task keeps for its `Retention`",
+			notes: map[string]string{
+				"producer-dies":                           inRedis,
+				"fails-after-its-call":                    idempotent,
+				"killed-in-a-call-that-nobody-recognises": idempotent,
+				"no-answer-to-a-call":                     idempotent,
+				"killed-after-its-write":                  idempotent,
+				"fails-after-its-write":                   idempotent,
+				"shutdown-too-slow":                       idempotent,
+				"wakes-while-another-runs":                idempotent,
+				"wakes-when-another-is-done":              idempotent,
+				"writes-after-it-woke":                    idempotent,
+				"moved-to-another-queue":                  "a task id belongs to its queue",
+				"tick-in-two-processes":                   "its documentation: \"you have to ensure only a single scheduler is running\"",
+				"post-repeated":                           "a second call finds the result by the task's id",
+			},
+		},
+		nodeSystem("BullMQ", "bullmq.js", system{
+			redis: true,
+			how:   "`deduplication` by id for a day, a `jobId` for ever; a lock of 10 s in place of 30",
+			notes: map[string]string{
+				"producer-dies":                           inRedis,
+				"fails-after-its-call":                    idempotent,
+				"killed-in-a-call-that-nobody-recognises": idempotent,
+				"no-answer-to-a-call":                     idempotent,
+				"killed-after-its-write":                  idempotent,
+				"fails-after-its-write":                   idempotent,
+				"shutdown-too-slow":                       idempotent,
+				"wakes-while-another-runs":                idempotent,
+				"wakes-when-another-is-done":              idempotent,
+				"writes-after-it-woke":                    idempotent,
+				"moved-to-another-queue":                  "an id belongs to its queue",
+				"post-repeated":                           "a second call finds the result by the job's id",
+				"tick-while-all-is-down":                  "if the schedule is left alone at the start: an `upsertJobScheduler` drops what was due",
+			},
+		}),
 	}
 }
 
@@ -116,6 +205,28 @@ func serveAdapter(name string) error {
 	return serve(ctx, a, pool, os.Stdin, os.Stdout)
 }
 
+// nodeSystem is a system whose adapter is in Node.
+func nodeSystem(name, file string, s system) *system {
+	s.name = name
+	s.command = func() (*exec.Cmd, error) {
+		n, err := node()
+		if err != nil {
+			return nil, err
+		}
+		cmd := n.Command(file)
+		cmd.Env = append(os.Environ(), "NO_LOG_SUCCESS=1")
+		return cmd, nil
+	}
+	s.ready = func() (string, error) {
+		n, err := node()
+		if err != nil {
+			return "", err
+		}
+		return n.PackageVersion(strings.TrimSuffix(file, ".js")) + ", Node " + n.Version, nil
+	}
+	return &s
+}
+
 // moduleVersion gives the version of a dependency that this program was built with.
 func moduleVersion(path string) func() (string, error) {
 	return func() (string, error) {
@@ -130,8 +241,8 @@ func moduleVersion(path string) func() (string, error) {
 	}
 }
 
-// ownVersion is the commit that this program was built from.
+// ownVersion is the latest commit that changed the library.
 func ownVersion() (string, error) {
-	out, err := exec.Command("git", "rev-parse", "--short=9", "HEAD").Output()
+	out, err := exec.Command("git", "log", "-1", "--abbrev=9", "--format=%h", "--", ":(top,glob)*.go", ":(top)internal", ":(top)migrations").Output()
 	return "at " + strings.TrimSpace(string(out)), err
 }
