@@ -182,10 +182,8 @@ const lacksRows = `select ` + rowsLack + `, exists (select from onceq.meta)`
 func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by way) error {
 	const (
 		locks = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
-		call  = `
-insert into onceq.lane_calls (due, slot, lane)
-select c.due, -1, c.lane from (values ('infinity'::timestamptz, ''), (statement_timestamp(), ` + sqlSep + `)) c (due, lane)
- where not exists (select from onceq.lane_calls where slot = -1 and lane = '')`
+		call  = `insert into onceq.lane_calls (due, slot, lane)
+values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 	)
 	var put int64
 	insert := func(db DB, statement string) error {
@@ -194,11 +192,15 @@ select c.due, -1, c.lane from (values ('infinity'::timestamptz, ''), (statement_
 		return err
 	}
 	err := atomically(ctx, pool, by, func(db DB) error {
+		var lacks bool
 		err := insert(db, locks)
 		if err == nil {
 			err = q.queryRow(ctx, db, lockLanes, nil, nil)
 		}
 		if err == nil {
+			err = q.queryRow(ctx, db, lacksRows, nil, &lacks, nil)
+		}
+		if err == nil && lacks { // it has all locks, so it is the call that it lacks
 			err = insert(db, call)
 		}
 		return err

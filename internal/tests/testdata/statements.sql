@@ -1931,8 +1931,7 @@ select (select l.n < 16 or c.n = 0
 
 -- queue.go: putBack.call
 insert into onceq.lane_calls (due, slot, lane)
-select c.due, -1, c.lane from (values ('infinity'::timestamptz, ''), (statement_timestamp(), E'\x1f')) c (due, lane)
- where not exists (select from onceq.lane_calls where slot = -1 and lane = '');
+values ('infinity', -1, ''), (statement_timestamp(), -1, E'\x1f');
 
 -- queue.go: putBack.locks
 insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
