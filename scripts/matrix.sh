@@ -44,15 +44,22 @@ pgbouncer="$pgbouncer|TestQueues_TheSessionIsLostInTheMiddleOfAClaim|TestSQL_Wak
 pgbouncer="$pgbouncer|TestSession_ABlockedStatementHoldsUpNobodyElse|TestSession_ASilentClaimDoesNotLastForALease"
 pgbouncer="$pgbouncer|TestSession_OpensAgainBesideAConnectionThatIsDead"
 pgbouncer="$pgbouncer|TestSilent_AStatementThatTakesLongIsLeftAlone|TestSilent_AWorkerGoesOnOverNewConnections"
-pgbouncer="$pgbouncer|TestSuccessor_ShutdownBehindABatch|TestWake_ACommitThatStalls"
+pgbouncer="$pgbouncer|TestFirst_IsLeasedByThePromoter|TestFirst_LeavesOthersToClaims|TestWake_ACommitThatStalls"
 pgbouncer="$pgbouncer|TestWake_ADeadWorkerIsWokenOnce|TestWake_ADeadWorkerThatWasToLookForMore"
 pgbouncer="$pgbouncer|TestWake_AFullWorkerPassesOn|TestWake_AProducerThatLearnsLateThatNobodyWaited"
 pgbouncer="$pgbouncer|TestWake_ASlowAnnouncement|TestWake_AWorkerThatEndsPassesOn|TestWake_FewClaimADelayedJob"
 pgbouncer="$pgbouncer|TestWake_MostOfVeryManyAreDormant|TestWake_OneOfManyClaimsOnce|TestWake_WhoBecomesDormant"
 pgbouncer="$pgbouncer|TestWorker_DefaultsOfTheDatabase|TestWorker_EndsWhenThePoolIsClosed"
+pgbouncer="$pgbouncer|TestWake_ABurstSpreadsOverIdleWorkers|TestWake_JobsOfTransactionsShareAWake"
+pgbouncer="$pgbouncer|TestWake_OthersOfOtherKindsAreWokenToo|TestWake_QuickJobsInQuickSuccessionShareAWake"
+pgbouncer="$pgbouncer|TestWake_SlowJobsInQuickSuccessionWakeOneEach"
 
 # This ends the backend of an idle connection, and behind PgBouncer the client is not told.
 pgbouncer="$pgbouncer|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
+
+# This finds a worker's statement by a text that is cut off there: several statements come as one, and Postgres shows the
+# first kilobyte.
+pgbouncer="$pgbouncer|TestSuccessor_ShutdownBehindABatch"
 
 # scripts/citus-tests.txt has what runs on Citus. It names tests that run, and not those that cannot, which are many, for these reasons.
 # Nobody is notified there. Tests look at the locks, sessions, statistics and plans
