@@ -471,13 +471,18 @@ func distribute(asks []*claim, leases []*Lease, order []int64) {
 	}
 }
 
+// dueAt is since when the job has been due, whatever held it.
+func (l *Lease) dueAt() time.Time {
+	if !l.due.IsZero() && l.due.Before(l.RunAt) {
+		return l.due
+	}
+	return l.RunAt
+}
+
 // claimed reports a claim. now is the database's time.
 func (q *Queue) claimed(ctx context.Context, l *Lease, now time.Time) {
 	e := l.event(EventClaimed)
-	due := l.RunAt
-	if !l.due.IsZero() && l.due.Before(due) {
-		due = l.due
-	}
+	due := l.dueAt()
 	e.Wait = max(0, now.Sub(due))
 	if e.Held = max(0, min(e.Wait, l.RunAt.Sub(due))); e.Held > 0 {
 		switch {
@@ -516,7 +521,10 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before .
 	}
 	l.Token = l.ID<<tokenBits | int64(l.claims)
 	l.Attempt++
-	l.due = orZero(due)
+	l.due, l.waited = orZero(due), -1
+	if !now.IsZero() {
+		l.waited = max(0, now.Sub(l.dueAt()))
+	}
 	l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
 	if strings.Contains(l.Lane, lineSep) {
 		var slotted bool

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -12,19 +13,27 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Workers count what becomes of their jobs, so that people can see rates without a monitoring system. A worker counts in
-// memory, where it handles outcomes anyway, and adds what it has counted to the rows of the minute that is over: a row for each
-// queue and kind, which all workers share. So a job costs no statement, and the table grows with kinds and not with workers.
-// A worker that is killed loses what it has counted since the last full minute. If the connection breaks in the moment of that
-// statement, a minute may be counted twice. Nothing depends on these rows.
+// Workers count what becomes of their jobs, so that people can see rates without a monitoring system. A
+// worker counts in memory, where it handles outcomes anyway, and adds what it has counted to three rows for
+// each queue and kind, which all workers share: that of the minute that is over, of its ten minutes and of
+// its hour. So a job costs no statement, and the table grows with kinds and not with workers. A worker that
+// is killed loses what it has counted since the last full minute. If the connection breaks in the moment of
+// that statement, a minute may be counted twice. Nothing depends on these rows.
 
-// durationBounds are the upper bounds of the ranges of Count.Durations. The last range has none.
-var durationBounds = [...]time.Duration{
-	time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond,
-	time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour,
-}
+// durationBounds are the upper bounds of the ranges of Count.Durations: of the preferred numbers E12, each of
+// which is about 1.2 times the one before, those from a millisecond to 65 minutes. The last range has none.
+var durationBounds = func() (all [80]time.Duration) {
+	unit := 100 * time.Microsecond
+	for i := range all {
+		if i%12 == 0 && i > 0 {
+			unit *= 10
+		}
+		all[i] = unit * [...]time.Duration{10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82}[i%12]
+	}
+	return all
+}()
 
-// DurationBounds returns the upper bounds of the ranges of Count.Durations.
+// DurationBounds returns the upper bounds of the ranges of Count.Durations and Count.Waits.
 func DurationBounds() []time.Duration { return durationBounds[:] }
 
 // Count is what workers have counted in some time.
@@ -34,22 +43,40 @@ type Count struct {
 	Failed    int `json:"failed"`    // attempts that failed and after which the job runs again
 	Dead      int `json:"dead"`      // jobs
 
-	// Durations says how long handlers ran, of the completed, failed and dead ones: how many of them up to each of
-	// DurationBounds, and last how many longer than that. Took is their sum.
-	Durations [len(durationBounds) + 1]int `json:"durations"`
-	Took      time.Duration                `json:"took"` // as JSON, in nanoseconds
+	// Durations says how long handlers ran, of the completed, failed and dead ones: how many of them up to each
+	// of DurationBounds, and last how many longer than that. It ends with the last one that is not 0. Took is
+	// their sum.
+	Durations []int         `json:"durations"`
+	Took      time.Duration `json:"took"` // as JSON, in nanoseconds
+
+	// Waits says in the same way how long jobs had been due when a handler got them, whatever held them. Of a
+	// job that its worker got together with the completion of another one of its lane or limit that is not
+	// known.
+	Waits []int `json:"waits"`
+
+	// What follows a Reaper has seen of a queue, twice a minute. Of the kinds of a queue it is not known.
+	//
+	// Due says how many jobs were due that nobody had, of the first 100,000 of each priority, and Oldest for
+	// how long the oldest of them had been due: the greatest that was seen.
+	Due    int           `json:"due"`
+	Oldest time.Duration `json:"oldest"` // as JSON, in nanoseconds
 }
 
-// Percentile returns a duration in which p percent of the handlers returned, as Percentile(95): the upper bound of their range.
-// Above a millisecond that is at most six times too long, and for most ranges about three times. It is 0 if none was counted,
-// and the last bound, an hour, for what took longer.
-func (c Count) Percentile(p float64) time.Duration {
-	all := 0
-	for _, n := range c.Durations {
+// Percentile returns a duration in which p percent of the handlers returned, as Percentile(95): the upper
+// bound of their range. Above a millisecond that is at most a quarter too long. It is 0 if none was counted,
+// and the last bound, 65 minutes, for what took longer.
+func (c Count) Percentile(p float64) time.Duration { return percentile(c.Durations, p) }
+
+// WaitPercentile returns a duration for which p percent of the jobs had been due at most when a handler got
+// them, as Percentile does.
+func (c Count) WaitPercentile(p float64) time.Duration { return percentile(c.Waits, p) }
+
+func percentile(ranges []int, p float64) time.Duration {
+	all, sum := 0, 0
+	for _, n := range ranges {
 		all += n
 	}
-	sum := 0
-	for i, n := range c.Durations {
+	for i, n := range ranges {
 		if sum += n; n > 0 && float64(sum)*100 >= float64(all)*p {
 			return durationBounds[min(i, len(durationBounds)-1)]
 		}
@@ -57,27 +84,45 @@ func (c Count) Percentile(p float64) time.Duration {
 	return 0
 }
 
-// Add adds what was counted elsewhere.
+// Add adds what was counted elsewhere. Of Due and Oldest, which are no counts, the greater ones stay.
 func (c *Count) Add(o Count) {
 	c.Started += o.Started
 	c.Completed += o.Completed
 	c.Failed += o.Failed
 	c.Dead += o.Dead
 	c.Took += o.Took
-	for i, n := range o.Durations {
-		c.Durations[i] += n
+	c.Due, c.Oldest = max(c.Due, o.Due), max(c.Oldest, o.Oldest)
+	for of, more := range map[*[]int][]int{&c.Durations: o.Durations, &c.Waits: o.Waits} {
+		for i, n := range more {
+			addTo(of, i, n)
+		}
 	}
 }
 
-// Counts are the counts of a queue, or of a kind in a queue, by the minute.
-type Counts struct {
-	Queue   string    `json:"queue"`
-	Kind    string    `json:"kind,omitzero"` // if CountFilter asks for kinds
-	From    time.Time `json:"from"`          // when the first minute began, by the database's clock
-	Minutes []Count   `json:"minutes"`       // one for each minute, the oldest first
+// addTo adds to an element of a slice, which grows to have it.
+func addTo(ranges *[]int, i, n int) {
+	if grow := i + 1 - len(*ranges); grow > 0 {
+		*ranges = append(*ranges, make([]int, grow)...)
+	}
+	(*ranges)[i] += n
 }
 
-// Last adds up the last n minutes, or all if there are fewer.
+// rangeOf is the range that a duration belongs to.
+func rangeOf(d time.Duration) int {
+	i, _ := slices.BinarySearch(durationBounds[:], d)
+	return i
+}
+
+// Counts are the counts of a queue, or of a kind in a queue, step by step.
+type Counts struct {
+	Queue   string        `json:"queue"`
+	Kind    string        `json:"kind,omitzero"` // if CountFilter asks for kinds
+	From    time.Time     `json:"from"`          // when the first step began, by the database's clock
+	Step    time.Duration `json:"step"`          // CountFilter.Step, as JSON in nanoseconds
+	Minutes []Count       `json:"minutes"`       // one for each step, the oldest first
+}
+
+// Last adds up the last n steps, or all if there are fewer.
 func (c Counts) Last(n int) (sum Count) {
 	for _, m := range c.Minutes[max(0, len(c.Minutes)-n):] {
 		sum.Add(m)
@@ -90,44 +135,43 @@ type CountFilter struct {
 	Queue   string // only this queue
 	Kind    string // only this kind
 	ByKind  bool   // each kind of a queue by itself
-	Minutes int    // how many minutes; default 60, at most 1,440, a day
+	Minutes int    // how many minutes, a multiple of Step; default 60, at most 1,440, or 44,640 if Step is 60
+	Step    int    // how many minutes are added up: 1, the default, 10 or 60
 }
 
-var readCounts = `
+const readCounts = `
 with t as materialized (
-  select pg_catalog.date_trunc('minute', statement_timestamp() - $4::bigint::float8 * interval '1 microsecond') as now
+  select pg_catalog.date_bin($6::int::float8 * interval '1 minute',
+           statement_timestamp() - $4::bigint::float8 * interval '1 microsecond', timestamptz '2000-01-01 00:00:00Z') as now
 )
-select t.now - $5::int::float8 * interval '1 minute', m.*
+select t.now - $5::int::float8 * interval '1 minute', c.queue, case when $3::bool then c.kind else '' end,
+       (($5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int) / $6::int)::int,
+       c.started, c.completed, c.failed, c.dead, c.took, c.due, c.oldest, c.durations, c.waits
   from t
  cross join lateral (
-       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int as at,
-              pg_catalog.sum(c.started)::bigint, pg_catalog.sum(c.completed)::bigint, pg_catalog.sum(c.failed)::bigint, pg_catalog.sum(c.dead)::bigint, pg_catalog.sum(c.took)::bigint,
-              array[` + sumOfDurations() + `]
-         from onceq.job_counts c
-        where c.minute >= t.now - $5::int::float8 * interval '1 minute' and c.minute < t.now
-          and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
-        group by c.queue, of_kind, at) m
- order by m.queue, m.of_kind, m.at`
+       select * from onceq.job_counts
+        where span = $6::int and minute >= t.now - $5::int::float8 * interval '1 minute' and minute < t.now
+          and ($1::text = '' or queue = $1::text) and ($2::text = '' or kind = $2::text)
+          and not ($3::bool and kind = '')
+       offset 0) c
+ order by c.queue, 3`
 
-// sumOfDurations adds up each range of durations.
-func sumOfDurations() string {
-	all := make([]string, len(durationBounds)+1)
-	for i := range all {
-		all[i] = fmt.Sprintf("pg_catalog.sum(c.durations[%d])::bigint", i+1)
-	}
-	return strings.Join(all, ", ")
-}
-
-// Counts returns what workers have counted, sorted by queue and kind: for the last full minutes, each of which can be read a
-// quarter of a minute after it is over. Queues and kinds of which nothing was counted are not in it. A Reaper removes counts
-// after about a day. They are for plots: a worker that is killed loses what it has counted since the last full minute. Jobs
-// that the application claims by itself (Queue.Claim) are not counted, nor are duplicates: only producers know of these, and
-// they do nothing in the background (Hook and onceqotel count them).
+// Counts returns what workers have counted, sorted by queue and kind: for the last full minutes, each of
+// which can be read a quarter of a minute after it is over, or for the last full ten minutes or hours. Queues
+// and kinds of which nothing was counted are not in it. A Reaper removes minutes and ten minutes after about
+// a day, and hours after a month. They are for plots: a worker that is killed loses what it has counted since
+// the last full minute. Jobs that the application claims by itself (Queue.Claim) are not counted, nor are
+// duplicates: only producers know of these, and they do nothing in the background (Hook and onceqotel count
+// them).
 func (q *Queue) Counts(ctx context.Context, db DB, filter CountFilter) ([]Counts, error) {
-	const day = 24 * 60
-	filter.Minutes = cmp.Or(filter.Minutes, 60)
-	if filter.Minutes < 0 || filter.Minutes > day {
-		return nil, invalid("CountFilter.Minutes", "is %d; 1 to %d is possible", filter.Minutes, day)
+	filter.Minutes, filter.Step = cmp.Or(filter.Minutes, 60), cmp.Or(filter.Step, 1)
+	most := map[int]int{1: 24 * 60, 10: 24 * 60, 60: 31 * 24 * 60}[filter.Step]
+	if most == 0 {
+		return nil, invalid("CountFilter.Step", "is %d; 1, 10 and 60 are possible", filter.Step)
+	}
+	if filter.Minutes < 0 || filter.Minutes > most || filter.Minutes%filter.Step != 0 {
+		return nil, invalid("CountFilter.Minutes", "is %d; multiples of %d up to %d are possible",
+			filter.Minutes, filter.Step, most)
 	}
 	for name, text := range map[string]string{"CountFilter.Queue": filter.Queue, "CountFilter.Kind": filter.Kind} {
 		if err := checkText(name, text); err != nil {
@@ -136,21 +180,22 @@ func (q *Queue) Counts(ctx context.Context, db DB, filter CountFilter) ([]Counts
 	}
 	delay := (countsDelay + countsDelay/2).Microseconds()
 	var all []Counts
-	err := q.send(ctx, db, reading, readCounts, []any{filter.Queue, filter.Kind, filter.ByKind, delay, filter.Minutes}, each(func(rows pgx.Rows) error {
+	args := []any{filter.Queue, filter.Kind, filter.ByKind, delay, filter.Minutes, filter.Step}
+	err := q.send(ctx, db, reading, readCounts, args, each(func(rows pgx.Rows) error {
 		var from time.Time
 		var queue, kind string
 		var at int
-		var took int64
+		var took, oldest int64
 		var c Count
-		var durations []int
-		if err := rows.Scan(&from, &queue, &kind, &at, &c.Started, &c.Completed, &c.Failed, &c.Dead, &took, &durations); err != nil {
+		if err := rows.Scan(&from, &queue, &kind, &at, &c.Started, &c.Completed, &c.Failed, &c.Dead, &took,
+			&c.Due, &oldest, &c.Durations, &c.Waits); err != nil {
 			return err
 		}
 		if n := len(all); n == 0 || all[n-1].Queue != queue || all[n-1].Kind != kind {
-			all = append(all, Counts{Queue: queue, Kind: kind, From: from, Minutes: make([]Count, filter.Minutes)})
+			all = append(all, Counts{Queue: queue, Kind: kind, From: from, Step: time.Duration(filter.Step) * time.Minute,
+				Minutes: make([]Count, filter.Minutes/filter.Step)})
 		}
-		c.Took = time.Duration(took) * time.Microsecond
-		copy(c.Durations[:], durations)
+		c.Took, c.Oldest = time.Duration(took)*time.Microsecond, time.Duration(oldest)*time.Microsecond
 		all[len(all)-1].Minutes[at].Add(c)
 		return nil
 	}))
@@ -189,12 +234,16 @@ func (t *tally) started(tasks []*task) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, one := range tasks {
-		t.of(tallied{one.lease.Queue, one.lease.Kind}).Started++
+		c := t.of(tallied{one.lease.Queue, one.lease.Kind})
+		if c.Started++; one.lease.waited >= 0 {
+			addTo(&c.Waits, rangeOf(one.lease.waited+time.Since(one.lease.began)), 1)
+		}
 	}
 }
 
-// ended counts outcomes that are written, which those in left are not. Those of stale leases are not either, unless an earlier
-// try has written them, or the handler or the commit of its transaction has completed the job.
+// ended counts outcomes that are written, which those in left are not. Those of stale leases are not either,
+// unless an earlier try has written them, or the handler or the commit of its transaction has completed the
+// job.
 func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 	var unwritten map[*Lease]bool
 	if len(left) > 0 {
@@ -230,14 +279,14 @@ func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 			continue
 		}
 		if o.run > 0 {
-			i, _ := slices.BinarySearch(durationBounds[:], o.run)
-			c.Durations[i]++
+			addTo(&c.Durations, rangeOf(o.run), 1)
 			c.Took += o.run
 		}
 	}
 }
 
-// writeAll writes what was counted. Nothing ends it early: it would not be known whether the counts were written.
+// writeAll writes what was counted. Nothing ends it early: it would not be known whether the counts were
+// written.
 func (t *tally) writeAll() error {
 	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
 	defer cancel()
@@ -245,7 +294,9 @@ func (t *tally) writeAll() error {
 }
 
 // writeCounts calls add_counts, whose comment says what it does.
-const writeCounts = `select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[]) c`
+const writeCounts = `
+select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[],
+       $8::int[], $9::bigint[], $10::text[], $11::text[]) c`
 
 // write adds what was counted since the last time. What it cannot write stays.
 func (t *tally) write(ctx context.Context) error {
@@ -278,13 +329,73 @@ func (t *tally) write(ctx context.Context) error {
 
 func countArgs(keys []tallied, of map[tallied]*Count) []any {
 	n := len(keys)
-	queues, kinds, durations, took := make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
-	started, completed, failed, dead := make([]int32, n), make([]int32, n), make([]int32, n), make([]int32, n)
+	queues, kinds, durations, waits := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	var numbers [5][]int32
+	for i := range numbers {
+		numbers[i] = make([]int32, n)
+	}
+	took, oldest := make([]int64, n), make([]int64, n)
 	for i, key := range keys {
 		c := of[key]
-		queues[i], kinds[i], took[i] = key.queue, key.kind, c.Took.Microseconds()
-		started[i], completed[i], failed[i], dead[i] = int32(c.Started), int32(c.Completed), int32(c.Failed), int32(c.Dead) // #nosec G115 -- of a minute
-		durations[i] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(c.Durations)), ","), "[]")
+		queues[i], kinds[i], took[i], oldest[i] = key.queue, key.kind, c.Took.Microseconds(), c.Oldest.Microseconds()
+		for k, n := range [...]int{c.Started, c.Completed, c.Failed, c.Dead, c.Due} {
+			numbers[k][i] = int32(n) // #nosec G115 -- of a minute
+		}
+		durations[i], waits[i] = listed(c.Durations), listed(c.Waits)
 	}
-	return []any{queues, kinds, started, completed, failed, dead, took, durations}
+	return []any{queues, kinds, numbers[0], numbers[1], numbers[2], numbers[3], took, numbers[4], oldest, durations, waits}
+}
+
+// listed writes numbers with commas in between.
+func listed(ranges []int) string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ranges)), ","), "[]")
+}
+
+// readDue counts, for each queue, the due jobs that nobody has among the first $1 of each priority, and says
+// for how many microseconds the oldest has been due.
+const readDue = `
+with recursive` + liveQueues + `
+given as (select $1::int)
+select l.queue, pg_catalog.sum(x.due)::bigint,
+       pg_catalog.floor(extract(epoch from statement_timestamp() - pg_catalog.min(x.oldest)) * 1e6)::bigint
+  from live l
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select count(*) as due, pg_catalog.min(j.due_at) as oldest
+         from (select coalesce(due_at, run_at) as due_at, leased_until
+                 from onceq.jobs
+                where queue = l.queue and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $1::int) j
+        where j.leased_until is null or j.leased_until <= statement_timestamp()) x
+ where l.queue is not null
+ group by l.queue
+having pg_catalog.sum(x.due) > 0::numeric`
+
+// countDue writes how many jobs of each queue are due, twice a minute until ctx ends, and less often where
+// that takes more than a hundredth of the time. Such rows have no kind.
+func (r *Reaper) countDue(ctx context.Context) {
+	for owner, wait := new(Reaper), rand.N(presentEvery/2); sleep(ctx, wait, nil); {
+		began := time.Now()
+		now := make(map[tallied]*Count)
+		err := r.q.send(ctx, r.q.pool, reading, readDue, []any{dueRows}, each(func(rows pgx.Rows) error {
+			var queue string
+			var c Count
+			var oldest int64
+			err := rows.Scan(&queue, &c.Due, &oldest)
+			c.Oldest = time.Duration(oldest) * time.Microsecond
+			now[tallied{queue: queue}] = &c
+			return err
+		}))
+		wait = max(presentEvery/2, 100*time.Since(began))
+		if err == nil {
+			err = (&tally{q: r.q, db: r.q.pool, all: now}).write(ctx)
+		}
+		switch {
+		case err == nil:
+			r.q.works(owner, workCount, "")
+		case ctx.Err() == nil:
+			r.q.fails(owner, workCount, "", err)
+		}
+	}
 }

@@ -19,7 +19,7 @@ with counted as materialized (
   select queue, kind, minute, completed, failed + dead as bad,
          pg_catalog.max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
     from onceq.job_counts
-   where minute >= statement_timestamp() - interval '1 hour'
+   where span = 1 and minute >= statement_timestamp() - interval '1 hour'
 ),
 failing as materialized (
   select queue, kind, pg_catalog.min(minute) filter (where bad > 0) as since, pg_catalog.max(minute) as latest, pg_catalog.sum(bad)::bigint as bad, pg_catalog.sum(completed)::bigint as completed

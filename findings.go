@@ -432,7 +432,7 @@ select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
        select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
-         from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
+         from onceq.job_counts where span = 1 and minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
  where l.lane is not null and s.n is distinct from 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane`
 
@@ -489,7 +489,8 @@ func (x *examination) slow(ctx context.Context) error {
 func (x *examination) reaper(ctx context.Context) error {
 	const left = `
 select minute from onceq.job_counts
- where minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
+ where span = 1
+   and minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1`
 	return x.each(ctx, left, []any{countsKept.Microseconds()}, func(rows pgx.Rows) error {

@@ -65,6 +65,7 @@ type hold struct {
 // handling is what a worker decides before it calls the handler.
 type handling struct {
 	began   time.Time     // when the job was claimed, in a worker when its handler was called, by this process's clock
+	waited  time.Duration // how long the job had been due at began, by the database's clock; negative: not known
 	keep    int64         // milliseconds in history; 0: not at all, -1: until somebody decides
 	h       *Handler      // from when the executor gets the lease; nil outside a worker
 	inTx    bool          // the handler runs in a transaction that the worker ends

@@ -124,7 +124,9 @@ const (
 	maxAction     = 4096                       // bytes of each text of an Action
 	unknownFor    = 30 * 24 * time.Hour        // so long a client's key of unknown outcome stays, and
 	notedEvery    = 24 * time.Hour             // that much longer: who asks for it is noted so often
-	countsKept    = 25 * time.Hour             // then a Reaper removes a minute's counts
+	countsKept    = 25 * time.Hour             // then a Reaper removes the counts of a minute and of ten,
+	hoursKept     = 31 * 24 * time.Hour        // and those of an hour
+	dueRows       = 100_000                    // jobs of a queue and priority that a Reaper looks at for Count.Due
 	countsDelay   = 10 * time.Second           // in so long after a full minute workers write counts and rows
 	presentEvery  = time.Minute                // a worker three of whose rows did not come is gone
 	fencePages    = 200                        // pages of some 50 fences that a statement of the Reaper reads

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -68,7 +69,7 @@ type Reaped struct {
 	Cancels int // removed: requests to cancel jobs that are gone
 	Waiters int // removed: announcements of workers that never came back
 	Workers int // removed: rows of workers that never came back
-	Counts  int // removed: what workers counted more than a day ago
+	Counts  int // removed: what workers counted more than a day ago, by the hour more than a month ago
 	Awaits  int // removed: what jobs that are gone, or earlier rounds of a job, had waited for (Await, Sleep)
 	Members int // removed: what was known of the members of groups whose waiting job is gone (Job.After)
 
@@ -97,11 +98,15 @@ func (r *Reaped) add(o Reaped) {
 	}
 }
 
-// Run makes passes until ctx ends, and then returns nil. The first pass starts after a random part of Every. A pass that
-// fails is logged and shown by Queue.Health, and the next one starts at its usual time.
+// Run makes passes until ctx ends, and then returns nil. It also counts twice a minute how many jobs of each queue
+// are due (Count.Due). The first pass starts after a random part of Every. A pass that fails is logged and shown by
+// Queue.Health, and the next one starts at its usual time.
 func (r *Reaper) Run(ctx context.Context) error {
 	owner := new(Reaper) // names this call
 	defer r.q.ends(owner)
+	var counting sync.WaitGroup
+	defer counting.Wait()
+	counting.Go(func() { r.countDue(ctx) })
 	wait := rand.N(r.cfg.Every)
 	var rested time.Time // when the rest after the latest pass is over
 	var last fenceTable
@@ -167,7 +172,8 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 	}
 	for most := r.cfg.Batch; err == nil && most == r.cfg.Batch; {
 		var n Reaped
-		args := []any{r.cfg.Batch, r.cfg.Grace.Milliseconds(), max(r.cfg.Grace, 3*presentEvery).Milliseconds(), countsKept.Milliseconds()}
+		args := []any{r.cfg.Batch, r.cfg.Grace.Milliseconds(), max(r.cfg.Grace, 3*presentEvery).Milliseconds(),
+			countsKept.Milliseconds(), hoursKept.Milliseconds()}
 		err = r.run(ctx, reapRest, args, &n.Waiters, &n.Workers, &n.Counts, &n.Cancels)
 		sum.add(n)
 		most = max(n.Waiters, n.Workers, n.Counts, n.Cancels)
@@ -532,7 +538,7 @@ select array(
 // reapRest removes the announcements of workers that have been away for the grace time, sets of queues that no worker
 // serves any more, what says that a worker was woken that is not there, where claims of backlogs ended that long ago, and what is
 // known of limits with a rate that have rested: the next job of one is as good as its first. It also removes the rows of workers that have
-// not written them for $3, what workers counted before $4, and requests to cancel jobs that are gone.
+// not written them for $3, what workers counted before $4, or by the hour before $5, and requests to cancel jobs that are gone.
 // #nosec G101 -- a statement, not a credential
 const reapRest = `
 with d as materialized (
@@ -581,8 +587,14 @@ workers as (
 counts as (
   delete from onceq.job_counts
    where ctid = any (array (
-         select ctid from onceq.job_counts where minute <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
-          order by minute limit $1::int for update skip locked))
+         select c.place
+           from (values (1, $4::bigint), (10, $4::bigint), (60, $5::bigint)) s (span, kept)
+          cross join lateral (
+                select ctid as place from onceq.job_counts
+                 where span = s.span
+                   and minute <= statement_timestamp() - s.kept::float8 * interval '1 millisecond'
+                 order by minute limit $1::int for update skip locked) c
+          limit $1::int))
   returning 1
 ),
 cancels as (

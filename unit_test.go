@@ -745,7 +745,6 @@ var built = map[string]string{
 	"callLater":               callLater,
 	"lookForCalls":            lookForCalls,
 	"anyCalls":                anyCalls,
-	"readCounts":              readCounts,
 	"callOfBatch":             callOfBatch,
 	"retryJobs":               retryJobs,
 	"readJob":                 readJob,

@@ -42,8 +42,8 @@
 --                for jobs before their cursors. It is never deleted.
 --   workers      One row for each worker that runs, for people and for Explain. Workers write it once a minute and delete it when
 --                they end. The Reaper deletes the rows of killed workers.
---   job_counts   One row for each minute, queue and kind of which a worker has counted something, for plots. All workers add to it,
---                once a minute each. The Reaper deletes it after a day.
+--   job_counts   One row for each minute, ten minutes and hour, queue and kind of which a worker has counted something, for plots. All
+--                workers add to it, once a minute each. The Reaper deletes it after a day, hours after a month, and adds what is due.
 --   pauses       One row for each queue, kind or limit that is paused. Pause and LimitFull insert it; Resume, or the Reaper after
 --                its end, deletes it. Workers read it about twice a second, together with their claims.
 --   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
@@ -358,18 +358,22 @@ create table {{.schema}}.workers (
   pool           jsonb       not null default '{}'  -- how large the pool is, and how long it was waited for
 ) with (fillfactor = 50);
 
--- What workers have counted in a minute. No job depends on it.
+-- What workers have counted in a minute, in ten or in sixty. No job depends on it.
 create table {{.schema}}.job_counts (
-  minute    timestamptz not null,
+  minute    timestamptz not null,        -- the first one
   took      bigint      not null,        -- microseconds that handlers ran, of all that follow but started
   started   integer     not null,
   completed integer     not null,
   failed    integer     not null,        -- attempts after which the job runs again
   dead      integer     not null,
+  due       integer     not null default 0, -- at most, as a Reaper saw it of a queue; the kind is empty then
+  span      smallint    not null default 1, -- how many minutes
+  oldest    bigint      not null default 0, -- microseconds for which the oldest of these had been due
   queue     text collate "C" not null,
   kind      text collate "C" not null,
-  durations integer[]   not null,        -- how many of these handlers ran up to 1, 3, 10, 30, 100, 300 ms, 1, 3, 10, 30 s, 2, 10 min, 1 h, longer
-  primary key (minute, queue, kind)
+  durations integer[]   not null,           -- how many of these handlers ran up to each bound of counts.go, and longer
+  waits     integer[]   not null default '{}', -- for how long jobs had been due when they started, likewise
+  primary key (span, minute, queue, kind)
 ) with (fillfactor = 50);
 
 -- Queues and kinds of which workers claim nothing, and limits into which nobody lets a job.
@@ -1364,26 +1368,35 @@ begin
 end
 $be_present$;
 
--- Adds what a worker has counted to the rows of the minute that most of the time since the last time belongs to. Rows are locked in the order of their keys.
-create function {{.schema}}.add_counts(queues text[], kinds text[], started integer[], completed integer[], failed integer[], dead integer[], took bigint[], durations text[]) returns void
+-- Adds two arrays, number by number. The result is as long as the longer one.
+create function {{.schema}}.add_each(a integer[], b integer[]) returns integer[]
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $add_each$
+begin
+  return array(select coalesce(u.a, 0) + coalesce(u.b, 0) from unnest(add_each.a, add_each.b) with ordinality as u(a, b, n) order by u.n);
+end
+$add_each$;
+
+-- Adds what a worker has counted to the rows of the minute that most of the time since the last time belongs to, of its ten minutes and of its hour.
+-- Rows are locked in the order of their keys.
+create function {{.schema}}.add_counts(queues text[], kinds text[], started integer[], completed integer[], failed integer[], dead integer[], took bigint[],
+                                       due integer[], oldest bigint[], durations text[], waits text[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $add_counts$
 #variable_conflict use_column
 declare
-  at timestamptz := date_trunc('minute', statement_timestamp() - interval '30 seconds');
+  at timestamptz := statement_timestamp() - interval '30 seconds';
 begin
-  insert into {{.schema}}.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
-  select at, u.queue, u.kind, u.started, u.completed, u.failed, u.dead, u.took, string_to_array(u.durations, ',')::integer[]
-    from unnest(queues, kinds, add_counts.started, add_counts.completed, add_counts.failed, add_counts.dead, add_counts.took, add_counts.durations)
-      as u(queue, kind, started, completed, failed, dead, took, durations)
-   order by u.queue collate "C", u.kind collate "C"
-  on conflict (minute, queue, kind) do update
+  insert into {{.schema}}.job_counts as c (span, minute, queue, kind, started, completed, failed, dead, took, due, oldest, durations, waits)
+  select s.span, date_bin(s.span * interval '1 minute', at, timestamptz '2000-01-01 00:00:00Z'), u.queue, u.kind, u.started, u.completed, u.failed, u.dead, u.took, u.due, u.oldest,
+         string_to_array(u.durations, ',')::integer[], string_to_array(u.waits, ',')::integer[]
+    from unnest(array[1, 10, 60]::smallint[]) as s(span)
+   cross join unnest(queues, kinds, add_counts.started, add_counts.completed, add_counts.failed, add_counts.dead, add_counts.took, add_counts.due,
+                     add_counts.oldest, add_counts.durations, add_counts.waits)
+      as u(queue, kind, started, completed, failed, dead, took, due, oldest, durations, waits)
+   order by s.span, u.queue collate "C", u.kind collate "C"
+  on conflict (span, minute, queue, kind) do update
      set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
-         dead = c.dead + excluded.dead, took = c.took + excluded.took,
-         durations = array[c.durations[1] + excluded.durations[1], c.durations[2] + excluded.durations[2], c.durations[3] + excluded.durations[3],
-                           c.durations[4] + excluded.durations[4], c.durations[5] + excluded.durations[5], c.durations[6] + excluded.durations[6],
-                           c.durations[7] + excluded.durations[7], c.durations[8] + excluded.durations[8], c.durations[9] + excluded.durations[9],
-                           c.durations[10] + excluded.durations[10], c.durations[11] + excluded.durations[11], c.durations[12] + excluded.durations[12],
-                           c.durations[13] + excluded.durations[13], c.durations[14] + excluded.durations[14]];
+         dead = c.dead + excluded.dead, took = c.took + excluded.took, due = greatest(c.due, excluded.due), oldest = greatest(c.oldest, excluded.oldest),
+         durations = {{.schema}}.add_each(c.durations, excluded.durations), waits = {{.schema}}.add_each(c.waits, excluded.waits);
 end
 $add_counts$;
 
@@ -2939,7 +2952,7 @@ select id, at, who, what, job_id, about, why, outcome from {{.schema}}.actions;
 
 -- What workers have counted by the minute; seconds is the time that the handlers took together.
 create view {{.schema}}.v_counts as
-select minute, queue, kind, started, completed, failed, dead, took::numeric / 1000000.0 as seconds from {{.schema}}.job_counts;
+select minute, queue, kind, started, completed, failed, dead, took::numeric / 1000000.0 as seconds from {{.schema}}.job_counts where span = 1 and kind <> '';
 
 -- Functions for SQL and other languages; docs/use/sql.md shows them in use. Their names, arguments, columns and the codes of their errors are stable, as
 -- those of the views are: OQ010 for bad input, OQ011 for a key that other work has, OQ012 for a strict job whose key is taken, OQ013 for a key that is
@@ -3437,7 +3450,8 @@ drop function {{.schema}}.resolve_effects(bigint[], smallint[], smallint, text, 
 drop function {{.schema}}.resolve_fence(smallint, text, text, smallint, text, bigint);
 drop function {{.schema}}.claim_fence(regclass, bigint, integer, bigint, smallint, text, text, bigint, bigint, bigint, bytea, bigint, boolean, text, boolean, bigint);
 drop function {{.schema}}.rescan_turn(text[], bigint, text[]);
-drop function {{.schema}}.add_counts(text[], text[], integer[], integer[], integer[], integer[], bigint[], text[]);
+drop function {{.schema}}.add_counts(text[], text[], integer[], integer[], integer[], integer[], bigint[], integer[], bigint[], text[], text[]);
+drop function {{.schema}}.add_each(integer[], integer[]);
 drop function {{.schema}}.be_present(bigint, text, integer, text, integer, bigint, jsonb, text[], jsonb, jsonb);
 drop function {{.schema}}.move(bigint[], text, bigint, boolean);
 drop function {{.schema}}.request_cancels(bigint[]);

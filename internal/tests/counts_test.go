@@ -20,7 +20,7 @@ import (
 // counts reads what was counted as if its minute were over.
 func counts(t testing.TB, db *queuetest.DB, filter onceq.CountFilter) []onceq.Counts {
 	t.Helper()
-	sqlRun(t, db, `update onceq.job_counts set minute = minute - interval '10 minutes' where minute > now() - interval '5 minutes'`)
+	sqlRun(t, db, `update onceq.job_counts set minute = minute - interval '10 minutes' where span = 1 and minute > now() - interval '5 minutes'`)
 	all, err := db.Queue.Counts(t.Context(), db.Pool, filter)
 	require.NoError(t, err)
 	return all
@@ -77,7 +77,14 @@ func TestCounts(t *testing.T) {
 	require.Equal(t, 5, sum)
 	require.LessOrEqual(t, one.Durations[0], 1) // the one that completed itself
 	require.Greater(t, one.Took, 8*time.Millisecond)
-	require.GreaterOrEqual(t, one.Percentile(50), 3*time.Millisecond)
+	require.Greater(t, one.Percentile(50), 2*time.Millisecond)
+	require.Less(t, one.Percentile(100), 2*one.Took, "in ranges that are a quarter wide at most")
+	sum = 0
+	for _, n := range one.Waits {
+		sum += n
+	}
+	require.Equal(t, 6, sum)
+	require.Positive(t, one.WaitPercentile(95))
 	one = all[1].Last(60)
 	require.Equal(t, []int{3, 3, 0, 0}, []int{one.Started, one.Completed, one.Failed, one.Dead})
 	one = all[2].Last(60)
@@ -93,10 +100,14 @@ func TestCounts(t *testing.T) {
 	require.Len(t, counts(t, db, onceq.CountFilter{Queue: "other"}), 1)
 	require.Equal(t, 3, counts(t, db, onceq.CountFilter{Kind: "batch"})[0].Last(60).Completed)
 	require.Empty(t, counts(t, db, onceq.CountFilter{Kind: "none"}))
-	_, err := db.Queue.Counts(t.Context(), db.Pool, onceq.CountFilter{Minutes: 1441})
-	require.ErrorContains(t, err, "CountFilter.Minutes")
+	for _, wrong := range []onceq.CountFilter{{Minutes: 1441}, {Minutes: -1}, {Minutes: 15, Step: 10}, {Minutes: 60 * 24 * 32, Step: 60}} {
+		_, err := db.Queue.Counts(t.Context(), db.Pool, wrong)
+		require.ErrorContains(t, err, "CountFilter.Minutes")
+	}
+	_, err := db.Queue.Counts(t.Context(), db.Pool, onceq.CountFilter{Step: 2})
+	require.ErrorContains(t, err, "CountFilter.Step")
 
-	// What others count in the same minute is added, and a day later a Reaper removes it.
+	// What others count in the same minute is added. A day later a Reaper removes it, and a month later what was counted in the hour.
 	sqlRun(t, db, `delete from onceq.job_counts`)
 	for range 2 {
 		for _, what := range []string{"done", "fails", "dead"} {
@@ -108,10 +119,74 @@ func TestCounts(t *testing.T) {
 	require.Equal(t, []int{6, 2, 2, 2}, []int{one.Started, one.Completed, one.Failed, one.Dead})
 	r := newReaper(t, db, onceq.ReaperConfig{Batch: 2})
 	reap(t, r, onceq.Reaped{})
-	var rows int
-	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from `+pgx.Identifier{db.Schema}.Sanitize()+`.job_counts`).Scan(&rows))
+	rows := func(spans ...int) int {
+		return sqlOne[int](t, db, `select count(*)::int from onceq.job_counts where span = any ($1)`, spans)
+	}
+	short, hours := rows(1, 10), rows(60)
+	require.Positive(t, hours)
 	db.Advance(26 * time.Hour)
-	reap(t, r, onceq.Reaped{Counts: rows})
+	reap(t, r, onceq.Reaped{Counts: short})
+	require.Equal(t, hours, rows(1, 10, 60))
+	db.Advance(30 * 24 * time.Hour)
+	reap(t, r, onceq.Reaped{Counts: hours})
+}
+
+// What is added to a minute is added to its ten minutes and to its hour, which are read once they are over.
+func TestCounts_OfTenMinutesAndOfHours(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for range 3 {
+		add(t, db, onceq.Job{})
+		db.Drain(handle(func(context.Context, *onceq.Lease) error { return nil }))
+	}
+	for step, minutes := range map[int]int{10: 60, 60: 31 * 24 * 60} {
+		sqlRun(t, db, `update onceq.job_counts set minute = minute - $1 * interval '1 minute' where span = $1`, step)
+		all, err := db.Queue.Counts(t.Context(), db.Pool, onceq.CountFilter{Minutes: minutes, Step: step})
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		require.Len(t, all[0].Minutes, minutes/step)
+		require.Equal(t, time.Duration(step)*time.Minute, all[0].Step)
+		require.Equal(t, all[0].From.Truncate(all[0].Step), all[0].From)
+		sum := all[0].Last(minutes)
+		require.Equal(t, []int{3, 3}, []int{sum.Started, sum.Completed})
+		for _, ranges := range [][]int{sum.Durations, sum.Waits} {
+			n := 0
+			for _, one := range ranges {
+				n += one
+			}
+			require.Equal(t, 3, n)
+		}
+	}
+}
+
+// A Reaper that runs counts what is due and since when, and not what somebody has or what comes later. It belongs to no kind.
+func TestCounts_WhatIsDue(t *testing.T) {
+	t.Parallel()
+	long(t, "takes up to half a minute")
+	db := queuetest.New(t)
+	for range 5 {
+		add(t, db, onceq.Job{Queue: "busy"})
+	}
+	add(t, db, onceq.Job{Queue: "busy", Delay: time.Hour})
+	add(t, db, onceq.Job{Queue: "idle", Delay: time.Hour})
+	_, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "busy", Limit: 2})
+	require.NoError(t, err)
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour' where leased_until is null and run_at < now()`)
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = r.Run(ctx) })
+	until(t, db, `(select count(*) >= 3 from onceq.job_counts)`)
+	stop()
+	running.Wait()
+	all := counts(t, db, onceq.CountFilter{})
+	require.Len(t, all, 1)
+	require.Equal(t, "busy", all[0].Queue)
+	sum := all[0].Last(60)
+	require.Equal(t, 3, sum.Due)
+	require.Greater(t, sum.Oldest, time.Hour)
+	require.Less(t, sum.Oldest, 2*time.Hour)
+	require.Empty(t, counts(t, db, onceq.CountFilter{ByKind: true}))
 }
 
 // The answer to a commit may be lost. The worker then writes a failure, which is refused if there was a commit: the job is completed.

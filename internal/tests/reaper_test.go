@@ -212,7 +212,7 @@ func TestReaperWaitsForNoOpenTransaction(t *testing.T) {
 	repairExec(t, db, `insert into onceq.waiter_queues values ('q', 2)`)
 	repairExec(t, db, `insert into onceq.wakes values (2, 1, 'q')`)
 	repairExec(t, db, `insert into onceq.turns (queue, kinds, priority, run_at, id, at) values ('q', 1, 0, now(), 1, now() - interval '2 hours')`)
-	repairExec(t, db, `insert into onceq.job_counts values (now() - interval '2 days', 0, 0, 0, 0, 0, 'q', 'k', '{}')`)
+	repairExec(t, db, `insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations) values (now() - interval '2 days', 0, 0, 0, 0, 0, 'q', 'k', '{}')`)
 	work := onceq.Kind[int]{Name: "k"}
 	must[onceq.Result](t)(db.Queue.Enqueue(ctx, db.Pool, work.Job(1)))
 	db.Drain(work.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {

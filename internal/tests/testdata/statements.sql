@@ -406,22 +406,49 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
 
 -- counts.go: readCounts
 with t as materialized (
-  select pg_catalog.date_trunc('minute', statement_timestamp() - $4::bigint::float8 * interval '1 microsecond') as now
+  select pg_catalog.date_bin($6::int::float8 * interval '1 minute',
+           statement_timestamp() - $4::bigint::float8 * interval '1 microsecond', timestamptz '2000-01-01 00:00:00Z') as now
 )
-select t.now - $5::int::float8 * interval '1 minute', m.*
+select t.now - $5::int::float8 * interval '1 minute', c.queue, case when $3::bool then c.kind else '' end,
+       (($5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int) / $6::int)::int,
+       c.started, c.completed, c.failed, c.dead, c.took, c.due, c.oldest, c.durations, c.waits
   from t
  cross join lateral (
-       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + pg_catalog.floor(extract(epoch from c.minute - t.now) / 60::numeric)::int as at,
-              pg_catalog.sum(c.started)::bigint, pg_catalog.sum(c.completed)::bigint, pg_catalog.sum(c.failed)::bigint, pg_catalog.sum(c.dead)::bigint, pg_catalog.sum(c.took)::bigint,
-              array[pg_catalog.sum(c.durations[1])::bigint, pg_catalog.sum(c.durations[2])::bigint, pg_catalog.sum(c.durations[3])::bigint, pg_catalog.sum(c.durations[4])::bigint, pg_catalog.sum(c.durations[5])::bigint, pg_catalog.sum(c.durations[6])::bigint, pg_catalog.sum(c.durations[7])::bigint, pg_catalog.sum(c.durations[8])::bigint, pg_catalog.sum(c.durations[9])::bigint, pg_catalog.sum(c.durations[10])::bigint, pg_catalog.sum(c.durations[11])::bigint, pg_catalog.sum(c.durations[12])::bigint, pg_catalog.sum(c.durations[13])::bigint, pg_catalog.sum(c.durations[14])::bigint]
-         from onceq.job_counts c
-        where c.minute >= t.now - $5::int::float8 * interval '1 minute' and c.minute < t.now
-          and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
-        group by c.queue, of_kind, at) m
- order by m.queue, m.of_kind, m.at;
+       select * from onceq.job_counts
+        where span = $6::int and minute >= t.now - $5::int::float8 * interval '1 minute' and minute < t.now
+          and ($1::text = '' or queue = $1::text) and ($2::text = '' or kind = $2::text)
+          and not ($3::bool and kind = '')
+       offset 0) c
+ order by c.queue, 3;
+
+-- counts.go: readDue
+with recursive
+live (queue) as (
+  (select queue from onceq.jobs where queue >= '' order by queue limit 1)
+  union all
+  select (select j.queue from onceq.jobs j where j.queue > l.queue order by j.queue limit 1)
+    from live l where l.queue is not null
+),
+given as (select $1::int)
+select l.queue, pg_catalog.sum(x.due)::bigint,
+       pg_catalog.floor(extract(epoch from statement_timestamp() - pg_catalog.min(x.oldest)) * 1e6)::bigint
+  from live l
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select count(*) as due, pg_catalog.min(j.due_at) as oldest
+         from (select coalesce(due_at, run_at) as due_at, leased_until
+                 from onceq.jobs
+                where queue = l.queue and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $1::int) j
+        where j.leased_until is null or j.leased_until <= statement_timestamp()) x
+ where l.queue is not null
+ group by l.queue
+having pg_catalog.sum(x.due) > 0::numeric;
 
 -- counts.go: writeCounts
-select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[]) c;
+select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[],
+       $8::int[], $9::bigint[], $10::text[], $11::text[]) c;
 
 -- drain.go: findLost
 select q.n, j.ids, j.lost, j.unknown
@@ -627,7 +654,7 @@ with counted as materialized (
   select queue, kind, minute, completed, failed + dead as bad,
          pg_catalog.max(minute) filter (where completed > failed + dead) over (partition by queue, kind) as good
     from onceq.job_counts
-   where minute >= statement_timestamp() - interval '1 hour'
+   where span = 1 and minute >= statement_timestamp() - interval '1 hour'
 ),
 failing as materialized (
   select queue, kind, pg_catalog.min(minute) filter (where bad > 0) as since, pg_catalog.max(minute) as latest, pg_catalog.sum(bad)::bigint as bad, pg_catalog.sum(completed)::bigint as completed
@@ -833,13 +860,14 @@ select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took
        select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
   left join lateral (
        select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
-         from onceq.job_counts where minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
+         from onceq.job_counts where span = 1 and minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
  where l.lane is not null and s.n is distinct from 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane;
 
 -- findings.go: reaper.left
 select minute from onceq.job_counts
- where minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
+ where span = 1
+   and minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1;
 
@@ -2170,8 +2198,14 @@ workers as (
 counts as (
   delete from onceq.job_counts
    where ctid = any (array (
-         select ctid from onceq.job_counts where minute <= statement_timestamp() - $4::bigint::float8 * interval '1 millisecond'
-          order by minute limit $1::int for update skip locked))
+         select c.place
+           from (values (1, $4::bigint), (10, $4::bigint), (60, $5::bigint)) s (span, kept)
+          cross join lateral (
+                select ctid as place from onceq.job_counts
+                 where span = s.span
+                   and minute <= statement_timestamp() - s.kept::float8 * interval '1 millisecond'
+                 order by minute limit $1::int for update skip locked) c
+          limit $1::int))
   returning 1
 ),
 cancels as (
