@@ -1,6 +1,7 @@
 package onceqweb
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,9 @@ type bulk struct {
 	run        func(h *Handler, ctx context.Context, f onceq.Filter, to string) (outcome string, err error)
 }
 
+// then is the state in which jobs are after the action, where it can be searched for.
+var then = map[string]onceq.State{"redrive-many": onceq.StateWaiting, "retry-many": onceq.StateRetrying, "cancel-many": onceq.StateCancelled}
+
 var bulks = []bulk{
 	{"redrive-many", "Redrive", []onceq.State{onceq.StateDead, onceq.StateCancelled}, []onceq.State{onceq.StateDead}, false,
 		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
@@ -39,6 +43,11 @@ var bulks = []bulk{
 				text += fmt.Sprintf("; %d stay, because a later job has their key", taken)
 			}
 			return text, err
+		}},
+	{"retry-many", "Run now", []onceq.State{onceq.StateRetrying, onceq.StateDelayed}, []onceq.State{onceq.StateRetrying}, false,
+		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
+			n, err := h.q.RetryMany(ctx, h.db, f)
+			return fmt.Sprintf("%d run now", n), err
 		}},
 	{"cancel-many", "Cancel", []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}, nil, false,
 		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
@@ -114,11 +123,37 @@ type confirmation struct {
 	More                       bool // counting stopped at countLimit
 	Slow                       bool // counting stopped because it took long
 	Many                       bool
+	Typed                      string      // the number that has to be typed; empty: none
+	OfQueues, OfKinds          []nameCount // of the newest jobs
+	First                      []onceq.JobInfo
+	Looked                     int      // how many of them were looked at, if not all
 	To                         bool     // it asks for a queue
 	Queues                     []string // that workers serve
 	Meant                      string   // that of Queues which a misspelt one may be meant to be
 	Hidden                     [][2]string
 	Back                       string
+}
+
+// nameCount is how many jobs a queue or a kind has.
+type nameCount struct {
+	Name  string
+	Count int
+}
+
+// counted sorts names by how often they come, and leaves at most few.
+func counted(n map[string]int) (all []nameCount) {
+	for name, n := range n {
+		all = append(all, nameCount{name, n})
+	}
+	slices.SortFunc(all, func(a, b nameCount) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Name, b.Name)) })
+	if len(all) > few {
+		rest := 0
+		for _, one := range all[few:] {
+			rest += one.Count
+		}
+		all = append(all[:few], nameCount{fmt.Sprintf("%d others", len(all)-few), rest})
+	}
+	return all
 }
 
 // confirm shows how many jobs an action takes, or what it deletes, before it does.
@@ -188,6 +223,13 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return nil, err
 	}
 	d.Many = true
+	if text, err := field(r.values, "error"); err != nil {
+		return nil, err
+	} else if r.values.Has("error") {
+		if f.IDs, err = h.withError(ctx, f, text); err != nil {
+			return nil, err
+		}
+	}
 	if d.Do == "resolve-many" {
 		decision, ok := decisions[r.values.Get("decision")]
 		if !ok {
@@ -213,6 +255,9 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 			return nil, bad("there is no such action")
 		}
 		b := bulks[i]
+		if f.IDs == nil && r.values.Get("all") == "" {
+			return nil, bad("Nothing is marked, and so nothing was done. Go back and mark jobs, or choose all of the search.")
+		}
 		if f.States = b.restrict(f.States); f.States == nil {
 			return nil, bad("%s is not possible in these states", b.Button)
 		}
@@ -238,6 +283,10 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 			d.Hidden = append(d.Hidden, [2]string{name, value})
 		}
 	}
+	if d.Do == "discard-many" && d.Count > 0 {
+		d.Typed = strconv.Itoa(map[bool]int{true: maxMany, false: min(d.Count, maxMany)}[d.Slow])
+		d.Hidden = append(d.Hidden, [2]string{"count", d.Typed})
+	}
 	if before != 0 {
 		d.Hidden = append(d.Hidden, [2]string{"after", strconv.FormatInt(before, 10)})
 	}
@@ -250,15 +299,17 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (before int64, err error) {
 	began := time.Now()
 	f.WithoutPayloads = true
-	for f.After, f.Limit = 0, 2*pageSize; d.Count == 0; {
+	for f.After, f.Limit = 0, sampled; d.Count == 0; {
 		page, next, err := h.q.Page(ctx, h.db, f)
 		if err != nil {
 			return 0, err
 		}
 		if len(page) > 0 {
 			d.Count, before = len(page), page[0].ID+1
+			d.sample(page)
 		}
 		if next == 0 {
+			d.Looked = 0 // these are all
 			return before, nil
 		}
 		if f.After = next; time.Since(began) > h.countTime/4 {
@@ -282,12 +333,28 @@ func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (b
 		if err == nil {
 			d.Count, d.More = n, n >= h.countLimit
 		}
+		if d.Count == d.Looked {
+			d.Looked = 0
+		}
 		return err
 	})
 	if stopped := (*pgconn.PgError)(nil); errors.As(err, &stopped) && stopped.Code == "57014" { // the time is up
 		d.Slow, err = true, nil
 	}
 	return before, err
+}
+
+// sampled is how many jobs, the newest ones, are shown by queue and kind before an action on many.
+const sampled = 1000
+
+// sample shows what jobs an action takes, by some of them.
+func (d *confirmation) sample(jobs []onceq.JobInfo) {
+	queues, kinds := make(map[string]int), make(map[string]int)
+	for _, j := range jobs {
+		queues[j.Queue]++
+		kinds[j.Kind]++
+	}
+	d.OfQueues, d.OfKinds, d.First, d.Looked = counted(queues), counted(kinds), jobs[:min(len(jobs), few)], len(jobs)
 }
 
 // destinations are the queues that workers serve, for a form that moves jobs, and which of these a misspelt one may be meant to be.
@@ -325,7 +392,7 @@ func (h *Handler) confirmLimit(ctx context.Context, values url.Values, d *confir
 		return err
 	}
 	d.Back, d.Count = "./lanes?"+url.Values{"limit": {name}}.Encode()+"#limits", 1
-	d.Words, d.Button = fmt.Sprintf("Set limit %q to %s.", name, limit), "Set it"
+	d.Words, d.Button = fmt.Sprintf("Set limit %q to %s.", name, plain(limit.String())), "Set it"
 	if limit == (onceq.Limit{}) {
 		d.Warning = "None of its jobs starts until somebody sets another limit. Those that are live run on."
 	}
@@ -341,7 +408,7 @@ func (h *Handler) confirmLimit(ctx context.Context, values url.Values, d *confir
 	if !now.Set {
 		set = ", which nobody has set itself"
 	}
-	d.Words += fmt.Sprintf(" Now it is %s%s.", now.Limit, set)
+	d.Words += fmt.Sprintf(" Now it is %s%s.", plain(now.Limit.String()), set)
 	if !strings.HasSuffix(name, "/") {
 		d.Words += fmt.Sprintf(" Live: %s. Waiting: %s.", count(now.Live), count(now.Waiting))
 	}
@@ -610,6 +677,9 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 	if why && a.Why == "" {
 		return nil, bad("say why: it goes into the audit trail, for whoever looks at this next")
 	}
+	if number := values.Get("count"); a.What == "discard-many" && values.Get("after") != "" && (number == "" || strings.ReplaceAll(strings.TrimSpace(values.Get("typed")), ",", "") != number) {
+		return nil, bad("type the number %s to say that so many are discarded", number)
+	}
 	if strings.HasSuffix(a.What, "-many") {
 		if a.filter, err = readFilter(values); err != nil {
 			return nil, err
@@ -771,7 +841,7 @@ func (h *Handler) pause(ctx context.Context, tx pgx.Tx, a *asked) (err error) {
 	if a.Outcome = "workers take its jobs again"; do == "resume" {
 		was, err = h.q.Resume(ctx, tx, p)
 	} else if err, a.Outcome = h.q.Pause(ctx, tx, p), "no worker takes its jobs until somebody resumes it"; p.For > 0 {
-		a.Outcome = fmt.Sprintf("no worker takes its jobs for %s, or until somebody resumes it", p.For)
+		a.Outcome = fmt.Sprintf("no worker takes its jobs for %s, or until somebody resumes it", age(p.For))
 	}
 	if !was && err == nil {
 		a.Outcome = "it was not paused"
@@ -818,7 +888,7 @@ func (h *Handler) limit(ctx context.Context, tx pgx.Tx, a *asked) error {
 		return err
 	}
 	now, err := h.q.Limit(ctx, tx, name)
-	a.Outcome = fmt.Sprintf("it is %s; it was %s", now.Limit, was.Limit)
+	a.Outcome = plain(fmt.Sprintf("it is %s; it was %s", now.Limit, was.Limit))
 	return err
 }
 
@@ -870,7 +940,6 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 	}
 	a.filter.Limit, a.filter.All = maxMany, true // what was counted was shown
 	var run func() (string, error)
-	to = "./jobs?" + filterValues(a.filter).Encode() + "&"
 	if a.What == "cancel-group" {
 		to = "./group?id=" + strconv.FormatInt(a.JobID, 10) + "&"
 		run = func() (string, error) {
@@ -898,6 +967,7 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 			a.About += fmt.Sprintf(", to queue %q", a.to)
 		}
 		run = func() (string, error) { return b.run(h, ctx, a.filter, a.to) }
+		to = changed(a)
 	}
 	if len(a.filter.IDs) > 0 {
 		a.About = line(fmt.Sprintf("%s: %v", a.About, a.filter.IDs))
@@ -914,4 +984,17 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 		return "", err
 	}
 	return to + "done=" + strconv.FormatInt(a.ID, 10), nil
+}
+
+// changed is the search for the jobs that an action on many has changed: single ones in whatever state, or those of the search in the
+// state that they are in now.
+func changed(a *asked) string {
+	f := a.filter
+	if f.States = nil; f.IDs == nil && then[a.What] != 0 {
+		f.States = []onceq.State{then[a.What]}
+	}
+	if a.to != "" && f.Queue != "" {
+		f.Queue = a.to
+	}
+	return "./jobs?" + filterValues(f).Encode() + "&"
 }

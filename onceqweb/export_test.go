@@ -36,6 +36,10 @@ func (h *Handler) Cached() (n, bytes int) {
 	count(&h.jobs.mu, len(h.jobs.m), h.jobs.bytes)
 	h.doubts.mu.Lock()
 	count(&h.doubts.mu, len(h.doubts.m), h.doubts.bytes)
+	h.series.mu.Lock()
+	count(&h.series.mu, len(h.series.m), h.series.bytes)
+	h.failed.mu.Lock()
+	count(&h.failed.mu, len(h.failed.m), h.failed.bytes)
 	return n, bytes
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +34,8 @@ var functions = template.FuncMap{
 	"dict":     dict,
 	"advise":   advise,
 	"rate":     perMinute,
+	"took":     took,
+	"plain":    plain,
 	"p95":      func(c onceq.Count) string { return took(c.Percentile(95)) },
 }
 
@@ -54,16 +57,22 @@ func atLeast(n int, more bool) string {
 	for i := len(text) - 3; i > 0; i -= 3 {
 		text = text[:i] + "," + text[i:]
 	}
-	if more {
+	if more && n > 0 {
 		text += "+"
 	}
 	return text
 }
 
-// age writes a duration in its two greatest units.
+// age writes a duration in its two greatest units, without the second if that is 0.
 func age(d time.Duration) string {
 	if d < 0 {
 		d = -d
+	}
+	two := func(a int, unit string, b int, smaller string) string {
+		if b == 0 {
+			return fmt.Sprintf("%d %s", a, unit)
+		}
+		return fmt.Sprintf("%d %s %d %s", a, unit, b, smaller)
 	}
 	switch {
 	case d < time.Second:
@@ -71,16 +80,36 @@ func age(d time.Duration) string {
 	case d < time.Minute:
 		return fmt.Sprintf("%d s", int(d.Seconds()))
 	case d < time.Hour:
-		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+		return two(int(d.Minutes()), "min", int(d.Seconds())%60, "s")
 	case d < 24*time.Hour:
-		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
+		return two(int(d.Hours()), "h", int(d.Minutes())%60, "min")
 	}
-	return fmt.Sprintf("%d d %d h", int(d.Hours())/24, int(d.Hours())%24)
+	return two(int(d.Hours())/24, "d", int(d.Hours())%24, "h")
+}
+
+// took writes a measured duration: as age does, but what is short in milliseconds and tenths of seconds.
+func took(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "–"
+	case d < time.Millisecond:
+		return "under 1 ms"
+	case d < 10*time.Millisecond:
+		return strings.Replace(fmt.Sprintf("%.1f ms", d.Seconds()*1000), ".0 ", " ", 1)
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 10*time.Second:
+		return strings.Replace(fmt.Sprintf("%.1f s", d.Seconds()), ".0 ", " ", 1)
+	}
+	return age(d)
 }
 
 // since says how far a time is from now.
 func since(t, now time.Time) string {
-	if d := now.Sub(t); d >= 0 {
+	switch d := now.Sub(t); {
+	case d.Abs() < time.Second:
+		return "just now"
+	case d >= 0:
 		return age(d) + " ago"
 	}
 	return "in " + age(now.Sub(t))
@@ -113,7 +142,7 @@ func advise(f onceq.Finding) advice {
 	case f.What == "waiting" && !f.Severe && strings.Contains(f.Detail, "paused"):
 		return advice{"Resume it below when the reason is over.", jobs("state", "waiting"), "Its waiting jobs"}
 	case f.What == "waiting" && !f.Severe:
-		return advice{sentence(f.Advice), jobs("state", "running"), "Its running jobs"}
+		return advice{"If this grows, the workers do not keep up: start more of them, or let each run more jobs at once. Or their handlers hang.", jobs("state", "running"), "Its running jobs"}
 	case f.What == "kind":
 		return advice{sentence(f.Advice), jobs("kind", f.Kind), "These jobs"}
 	case f.What == "failing":
@@ -138,8 +167,11 @@ func advise(f onceq.Finding) advice {
 		return advice{"Redrive the job on its page when the cause is mended, or discard it, or say what happened to its effects.", job, "The job"}
 	case f.What == "lane":
 		text := sentence(f.Advice)
-		if strings.HasPrefix(f.Advice, "raise its limit") {
+		switch {
+		case strings.HasPrefix(f.Advice, "raise its limit"):
 			text = "Set another limit on the lanes' page. The audit trail may say who set this one."
+		case strings.HasPrefix(f.Advice, "start a worker"):
+			text = "Start a worker: each one that stays lets jobs into all lanes and limits."
 		}
 		return advice{text, "./lanes", "The lanes"}
 	case f.What == "limit" && !f.Severe:
@@ -150,19 +182,24 @@ func advise(f onceq.Finding) advice {
 	return advice{Text: sentence(f.Advice)}
 }
 
-// took writes the upper bound of a range of durations.
-func took(d time.Duration) string {
-	switch {
-	case d == 0:
-		return "–"
-	case d < time.Second:
-		return fmt.Sprintf("%d ms", d.Milliseconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%d min", int(d.Minutes()))
-	}
-	return fmt.Sprintf("%d h", int(d.Hours()))
+var (
+	goDuration = regexp.MustCompile(`(^|[\s(])((?:\d+h)?(?:\d+m)?\d+(?:\.\d+)?(?:ms|s))\b`)
+	goList     = regexp.MustCompile(`\[(?:\d+(?: \d+)*|"[^"\]]*"(?: "[^"\]]*")*)\]`)
+	goTime     = regexp.MustCompile(`\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z`)
+)
+
+// plain writes the times, durations and lists in a text of the library as the page does.
+func plain(text string) string {
+	text = goDuration.ReplaceAllStringFunc(text, func(found string) string {
+		parts := goDuration.FindStringSubmatch(found)
+		d, err := time.ParseDuration(parts[2])
+		if err != nil {
+			return found
+		}
+		return parts[1] + took(d)
+	})
+	text = goList.ReplaceAllStringFunc(text, func(found string) string { return strings.ReplaceAll(strings.Trim(found, "[]"), " ", ", ") })
+	return goTime.ReplaceAllString(text, "$1 $2")
 }
 
 func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") }

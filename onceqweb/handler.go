@@ -45,7 +45,7 @@ type Viewer struct {
 // may reports whether a viewer may do an action, and known whether there is one of that name, as forms call it.
 func (v Viewer) may(do string) (may, known bool) {
 	switch do {
-	case "retry", "redrive", "redrive-many", "fire", "backfill":
+	case "retry", "retry-many", "redrive", "redrive-many", "fire", "backfill":
 		return v.Run, true
 	case "cancel", "cancel-many", "cancel-group", "discard", "discard-many", "move", "move-many":
 		return v.Change, true
@@ -141,6 +141,9 @@ type Handler struct {
 	jobs      cache[jobKey, jobView]
 	doubts    cache[filterKey, doubtsView]
 	schedules cache[struct{}, []onceqcron.Info]
+	series    cache[seriesKey, series]
+	kinds     cache[seriesKey, []kindRow]
+	failed    cache[filterKey, failedJobs]
 	good      atomic.Pointer[goodState]
 
 	hub hub
@@ -230,6 +233,8 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 	protection.SetDenyHandler(http.HandlerFunc(h.foreign))
 	h.guard = protection.Handler(http.HandlerFunc(h.serve))
 	h.lists.size, h.jobs.size, h.doubts.size = jobList.size, jobView.size, doubtsView.size
+	h.series.size, h.failed.size = series.size, failedJobs.size
+	h.kinds.size = func(rows []kindRow) int { return 4000 * len(rows) }
 	h.hub.init(h)
 	h.countLimit, h.countTime = 100_000, time.Second
 	h.limits = limits{read: 5 * time.Second, act: 5 * time.Second, stream: time.Minute, state: refresh - 100*time.Millisecond}
@@ -251,6 +256,10 @@ type page func(h *Handler, ctx context.Context, r *request) (*view, error)
 
 var pages = map[string]page{
 	"":          overview,
+	"queue":     oneQueue,
+	"kind":      oneKind,
+	"worker":    oneWorker,
+	"errors":    errorsOf,
 	"jobs":      jobs,
 	"job":       job,
 	"effects":   effects,

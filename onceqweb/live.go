@@ -123,6 +123,7 @@ func (h *Handler) forget() {
 	h.jobs.forget()
 	h.doubts.forget()
 	h.schedules.forget()
+	h.failed.forget()
 }
 
 // state is what the overview shows.
@@ -198,13 +199,13 @@ func (s *state) findings() (found []onceq.Finding) {
 		add("worker", "", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[len(s.Workers) > 0], "start one")
 	}
 	unserved := slices.Sorted(maps.Keys(last))
-	for _, queue := range unserved[:min(len(unserved), few)] {
+	for _, queue := range unserved[:min(len(unserved), maxFound)] {
 		w := last[queue]
 		add("worker", queue, fmt.Sprintf("no live worker serves queue %q; the last one, %s, has not been seen since %s UTC", queue, w.Where(), clock(w.Seen)),
 			"it was killed, is frozen, or has lost the database: look at what it logged last, and start a worker for the queue")
 	}
-	if len(unserved) > few {
-		add("worker", "", fmt.Sprintf("other queues whose workers were all not seen for three minutes or more: %d", len(unserved)-few), "start workers for them")
+	if len(unserved) > maxFound {
+		add("worker", "", fmt.Sprintf("other queues whose workers were all not seen for three minutes or more: %d", len(unserved)-maxFound), "start workers for them")
 	}
 	if len(other) > 0 {
 		add("worker", "", fmt.Sprintf("these workers know another version of the tables than this page, which knows %d: %s", onceq.SchemaVersion, some(other)), "finish the deploy")
@@ -214,18 +215,21 @@ func (s *state) findings() (found []onceq.Finding) {
 		if q.Dead == 0 {
 			continue
 		}
-		if queues++; queues <= few {
-			add("dead", q.Queue, fmt.Sprintf("queue %q has dead jobs: %s", q.Queue, count(q.Dead)), "each page of a job says why it died; redrive them when the cause is mended, or discard them")
+		if queues++; queues <= maxFound {
+			add("dead", q.Queue, fmt.Sprintf("queue %q has dead jobs: %s", q.Queue, count(q.Dead)), "the page of each job says why it died; redrive them when the cause is mended, or discard them")
 		}
 	}
-	if queues > few {
-		add("dead", "", fmt.Sprintf("other queues have dead jobs: %d", queues-few), "the list of queues below has all")
+	if queues > maxFound {
+		add("dead", "", fmt.Sprintf("other queues have dead jobs: %d", queues-maxFound), "the list of queues has all")
 	}
 	return found
 }
 
-// few is how many of a list a finding names.
-const few = 5
+// few is how many of a list a finding names, and maxFound how many findings there are of a sort.
+const (
+	few      = 5
+	maxFound = 50
+)
 
 // some are the first few names of a list.
 func some(names []string) string {
@@ -276,6 +280,26 @@ func (h *Handler) readState(ctx context.Context) (state, error) {
 		}
 		return s, err
 	})
+}
+
+// latest is the state. If it cannot be read, or failed says that something else could not, it is the last one that was, and behind says
+// how old that is.
+func (h *Handler) latest(ctx context.Context, failed func() error) (st state, behind string, err error) {
+	st, err = h.readState(ctx)
+	if failed != nil {
+		if other := failed(); err == nil {
+			err = other // a connection that was cut may be the other's alone
+		}
+	}
+	if err == nil {
+		return st, "", nil
+	}
+	good := h.good.Load()
+	if good == nil {
+		return st, "", err
+	}
+	return good.state, fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. %s",
+		age(time.Since(good.read)), sentence(h.hide(err).Error())), nil
 }
 
 func (h *Handler) readFindings(ctx context.Context) ([]onceq.Finding, error) {
@@ -422,7 +446,7 @@ func (b *hub) tell(subs []*sub) {
 	ctx, cancel := context.WithTimeout(context.Background(), b.h.limits.read)
 	defer cancel()
 	st, err := b.h.readState(ctx)
-	now := st.sums(err)
+	now := st.sums(err != nil)
 	var ids []int64
 	for _, s := range subs {
 		if s.job != 0 {
@@ -451,7 +475,7 @@ func (b *hub) tell(subs []*sub) {
 }
 
 // sums are the sums of what the pages of each topic show.
-func (s *state) sums(err error) map[string]uint64 {
+func (s *state) sums(failed bool) map[string]uint64 {
 	var held, all strings.Builder
 	for _, q := range s.Queues {
 		_, _ = fmt.Fprintf(&held, "%s %d %d;", q.Queue, q.Held, q.Dead)
@@ -462,7 +486,7 @@ func (s *state) sums(err error) map[string]uint64 {
 		_, _ = fmt.Fprintf(&all, "%d %v %s;", w.ID, w.Stale, w.Trouble())
 	}
 	_, _ = fmt.Fprintf(&all, "%+v", s.Pauses)
-	return map[string]uint64{"overview": sum(all.String(), err != nil), "effects": sum(held.String(), err != nil)}
+	return map[string]uint64{"overview": sum(all.String(), failed), "effects": sum(held.String(), failed)}
 }
 
 // jobSum is over what every reader sees of a job, and over nothing else: whoever knows the rest could try payloads, and what Mask

@@ -6,10 +6,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/onceq/onceq"
@@ -19,58 +21,49 @@ import (
 // overview shows the queues, and what slows them down.
 func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 	d := struct {
-		State    state
-		Behind   string
-		Findings []onceq.Finding
-		Total    totals
-		Queues   []queueRow
-		Plot     onceq.Counts // of all queues
-		Big      plot
+		State           state
+		Behind          string
+		Findings        []findingGroup // at most maxGroups
+		More            []findingGroup // the others
+		Errors, Warning int            // how many
+		Total           totals
+		Queues          []queueRow
+		Plots           plots
 	}{}
 	var findings []onceq.Finding
-	var healthErr error
-	healthy := make(chan struct{})
-	go func() {
-		defer close(healthy)
-		findings, healthErr = h.readFindings(ctx)
-	}()
-	st, err := h.readState(ctx)
-	<-healthy
-	if err == nil {
-		err = healthErr // a connection that was cut may be the findings' alone
-	}
+	var healthErr, plotsErr error
+	var reading sync.WaitGroup
+	reading.Go(func() { findings, healthErr = h.readFindings(ctx) })
+	reading.Go(func() { d.Plots, plotsErr = h.readPlots(ctx, r, "", "", "./?") })
+	st, behind, err := h.latest(ctx, func() error { reading.Wait(); return cmp.Or(healthErr, plotsErr) })
 	if err != nil {
-		good := h.good.Load()
-		if good == nil {
-			return nil, err
-		}
-		st = good.state
-		d.Behind = fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. %s",
-			age(time.Since(good.read)), sentence(h.hide(err).Error()))
+		return nil, err
 	}
-	d.State, d.Findings = st, slices.Concat(findings, st.findings()) // findings belong to all who ask
-	for i, f := range d.Findings {
-		d.Findings[i].Detail = h.masked(f)
-	}
-	slices.SortStableFunc(d.Findings, func(a, b onceq.Finding) int {
-		if a.Severe == b.Severe {
-			return 0
+	d.State, d.Behind = st, behind
+	all := slices.Concat(findings, st.findings()) // findings belong to all who ask
+	for _, f := range all {
+		if f.Severe {
+			d.Errors++
+		} else {
+			d.Warning++
 		}
-		return map[bool]int{true: -1, false: 1}[a.Severe]
-	})
+	}
+	d.Findings = h.grouped(all)
+	n := min(len(d.Findings), maxGroups)
+	d.Findings, d.More = d.Findings[:n], d.Findings[n:]
 	for _, q := range st.Queues {
 		t := &d.Total
 		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
 		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
 		t.Oldest, t.More, t.Capped = max(t.Oldest, q.Oldest), t.More || q.More, t.Capped || q.Capped
 		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceq.StatsCap, t.HeldMore || q.Held >= onceq.StatsCap
-		counted := st.Counted[q.Queue]
-		d.Queues = append(d.Queues, queueRow{q, st.working(q.Queue), st.paused(q.Queue), counted.Last(rateOf), plotOf(counted.Minutes)})
-		d.Plot.Minutes = sumOf(d.Plot.Minutes, counted.Minutes)
+		d.Queues = append(d.Queues, st.row(q))
 	}
-	d.Big = plotOf(d.Plot.Minutes)
-	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(err)["overview"])}, nil
+	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(behind != "")["overview"])}, nil
 }
+
+// maxGroups is how many groups of findings the overview shows at first.
+const maxGroups = 5
 
 // masked is what a finding says, with the application's error, in which it ends, as Config.Mask leaves it. That of background work is
 // the database's: see failure.
@@ -78,28 +71,19 @@ func (h *Handler) masked(f onceq.Finding) string {
 	before, found := strings.CutSuffix(f.Detail, f.Error)
 	switch {
 	case f.Error == "":
-		return f.Detail
+		return plain(f.Detail)
 	case f.What == "background":
-		return before + "the log of the application has it"
+		return plain(before) + "the log of the application has it"
 	case !found:
 		return h.cfg.Mask(f.Kind, "error", f.Detail)
 	}
-	return before + h.cfg.Mask(f.Kind, "error", f.Error)
+	return plain(before) + h.cfg.Mask(f.Kind, "error", f.Error)
 }
 
 // totals are the figures of all queues.
 type totals struct {
 	onceq.QueueStats
 	DeadMore, HeldMore bool // counting stopped in a queue
-}
-
-// queueRow is a queue on the overview.
-type queueRow struct {
-	onceq.QueueStats
-	Workers int
-	Paused  bool
-	Rate    onceq.Count // of the last rateOf minutes
-	Plot    plot
 }
 
 // live is where a page's stream is.
@@ -168,8 +152,15 @@ func moment(values url.Values, name string) (time.Time, error) {
 	return time.Time{}, bad("%s is not a time such as 2026-01-31T13:30", name)
 }
 
+// maxIDs is how many single jobs a search can name.
+const maxIDs = 1000
+
 // readFilter reads the filter of a search.
 func readFilter(values url.Values) (f onceq.Filter, err error) {
+	ids := values["ids"]
+	if ids == nil && values.Get("all") != "" {
+		ids = values["within"]
+	}
 	var errs [8]error
 	f.Queue, errs[0] = field(values, "queue")
 	f.Kind, errs[1] = field(values, "kind")
@@ -190,9 +181,9 @@ func readFilter(values url.Values) (f onceq.Filter, err error) {
 			f.States = append(f.States, s)
 		}
 	}
-	for _, text := range values["ids"] {
+	for _, text := range ids {
 		id, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || id <= 0 || len(f.IDs) >= 1000 {
+		if err != nil || id <= 0 || len(f.IDs) >= maxIDs {
 			errs[6] = bad("ids are not up to 1,000 numbers")
 			break
 		}
@@ -340,6 +331,12 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		return &view{To: "./keys?" + url.Values{"key": {asked}, "scope": {f.Scope}}.Encode()}, nil
 	}
+	since := r.values.Get("since")
+	if d, err := time.ParseDuration(since); err == nil && d > 0 && f.CreatedFrom.IsZero() {
+		f.CreatedFrom = h.now().UTC().Truncate(time.Minute).Add(-min(d, 10*365*24*time.Hour))
+	} else {
+		since = ""
+	}
 	f.Limit = pageSize
 	found, err := h.lists.get(ctx, h, keyOf(f), time.Second, func(ctx context.Context) (jobList, error) { return h.search(ctx, f) })
 	if err != nil {
@@ -351,17 +348,20 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Last string // error
 	}
 	d := struct {
-		Filter    onceq.Filter
-		From, To  string
-		States    []onceq.State
-		Rows      []row
-		Next, Top string
-		Short     bool // the search has not come to its end
-		Bulk      []bulk
-		Chosen    []string
-		Queues    []string // that are known, to choose from
-		Kinds     []string
-	}{Filter: f, States: states, From: r.values.Get("from"), To: r.values.Get("before")}
+		Filter        onceq.Filter
+		From, To      string
+		Tabs          []tab       // states
+		Times         []tab       // presets of when jobs were created
+		Chips         [][2]string // what else the search restricts, and the search without it
+		Folded        bool        // the form shows nothing that is chosen
+		Rows          []row
+		Next, Top     string
+		Short         bool // the search has not come to its end
+		Bulk          []bulk
+		Hidden        [][2]string // the search, for a form
+		Queues, Kinds []string    // that are known, to choose from
+		Errors        string      // what these jobs failed with
+	}{Filter: f, From: r.values.Get("from"), To: r.values.Get("before")}
 	for _, j := range list {
 		one := row{JobInfo: j}
 		if n := len(j.Errors); n > 0 {
@@ -369,19 +369,37 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		d.Rows = append(d.Rows, one)
 	}
+	var st state
 	if good := h.good.Load(); good != nil {
-		d.Queues, d.Kinds = good.state.names()
+		st = good.state
+		d.Queues, d.Kinds = st.names()
 	}
-	for _, s := range f.States {
-		d.Chosen = append(d.Chosen, s.String())
+	chosen := filterValues(f)
+	if since != "" {
+		chosen.Del("from")
+		chosen.Set("since", since)
 	}
+	d.Tabs, d.Times, d.Chips = st.tabs(f, chosen), times(chosen), chips(chosen)
+	d.Folded = f.Queue+f.Kind+f.Scope+d.From+d.To == "" && f.Group == 0
+	for name, values := range filterValues(f) {
+		if name == "ids" { // what is marked has that name
+			name = "within"
+		}
+		for _, value := range values {
+			d.Hidden = append(d.Hidden, [2]string{name, value})
+		}
+	}
+	slices.SortFunc(d.Hidden, func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
 	if f.After != 0 {
-		d.Top = "./jobs?" + filterValues(f).Encode()
+		d.Top = "./jobs?" + chosen.Encode()
 	}
 	if found.next != 0 {
-		v := filterValues(f)
+		v := maps.Clone(chosen)
 		v.Set("after", strconv.FormatInt(found.next, 10))
 		d.Next, d.Short = "./jobs?"+v.Encode(), len(list) < pageSize
+	}
+	if f.States == nil || slices.ContainsFunc(f.States, func(s onceq.State) bool { return slices.Contains(failedStates, s) }) {
+		d.Errors = "./errors?" + filterValues(f).Encode()
 	}
 	for _, b := range bulks {
 		if may, _ := r.viewer.may(b.Do); may && b.restrict(f.States) != nil {
@@ -389,6 +407,78 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 	}
 	return &view{Template: "jobs", Title: "Jobs", Data: d}, nil
+}
+
+// tab is a link that changes one part of a search.
+type tab struct {
+	Name, To string
+	Count    string // of jobs, where it is known
+	Now      bool
+}
+
+// tabs are the states that a search can choose, with the counts of Stats, which are of queues.
+func (s *state) tabs(f onceq.Filter, chosen url.Values) (tabs []tab) {
+	counts := make(map[onceq.State]int)
+	more := make(map[onceq.State]bool)
+	known := f.Kind+f.Scope == "" && f.Group == 0 && f.IDs == nil && f.CreatedFrom.IsZero() && f.CreatedBefore.IsZero()
+	for _, q := range s.Queues {
+		if !known || f.Queue != "" && f.Queue != q.Queue {
+			continue
+		}
+		for state, n := range map[onceq.State]int{onceq.StateWaiting: q.Waiting + q.Blocked, onceq.StateDelayed: q.Delayed, onceq.StateRunning: q.Leased,
+			onceq.StateRetrying: q.Retrying, onceq.StateDead: q.Dead, onceq.StateHeld: q.Held} {
+			counts[state] += n
+			more[state] = more[state] || n >= onceq.StatsCap || q.More && !state.Finished()
+		}
+	}
+	with := func(states ...string) string {
+		v := maps.Clone(chosen)
+		if v.Del("state"); len(states) > 0 {
+			v["state"] = states
+		}
+		return "./jobs?" + v.Encode()
+	}
+	tabs = append(tabs, tab{Name: "all", To: with(), Now: len(f.States) == 0})
+	for _, state := range states {
+		one := tab{Name: state.String(), To: with(state.String()), Now: slices.Contains(f.States, state)}
+		if n := counts[state]; known && n > 0 {
+			one.Count = atLeast(n, more[state])
+		}
+		tabs = append(tabs, one)
+	}
+	return tabs
+}
+
+// times are the presets of when jobs were created.
+func times(chosen url.Values) (tabs []tab) {
+	for _, t := range []tab{{Name: "any time"}, {Name: "15 minutes", To: "15m"}, {Name: "an hour", To: "1h"}, {Name: "a day", To: "24h"}, {Name: "a week", To: "168h"}} {
+		v := maps.Clone(chosen)
+		v.Del("from")
+		if v.Del("since"); t.To != "" {
+			v.Set("since", t.To)
+		}
+		t.Now, t.To = chosen.Get("since") == t.To && chosen.Get("from") == "", "./jobs?"+v.Encode()
+		tabs = append(tabs, t)
+	}
+	return tabs
+}
+
+// chips are what else is chosen, each with the search without it.
+func chips(chosen url.Values) (all [][2]string) {
+	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids"} {
+		values := chosen[name]
+		if len(values) == 0 {
+			continue
+		}
+		v := maps.Clone(chosen)
+		v.Del(name)
+		text := map[string]string{"from": "created from", "before": "created before"}[name]
+		if text = cmp.Or(text, name) + " " + values[0]; name == "ids" {
+			text = atLeast(len(values), false) + " single jobs"
+		}
+		all = append(all, [2]string{text, "./jobs?" + v.Encode()})
+	}
+	return all
 }
 
 // jobView is everything about a job.
@@ -671,7 +761,7 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if good := h.good.Load(); good != nil {
 		st = good.state
 	}
-	return &view{Template: "effects", Title: "Effects of unknown outcome", Data: d, Live: live("effects", st.sums(nil)["effects"])}, nil
+	return &view{Template: "effects", Title: "Effects of unknown outcome", Data: d, Live: live("effects", st.sums(false)["effects"])}, nil
 }
 
 // unread leaves unread what a viewer may not see: a page would take the longer, the larger it is.

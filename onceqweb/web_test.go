@@ -189,6 +189,9 @@ func (s *site) crawl(t *testing.T) map[string]string {
 			require.NoError(t, err)
 			to.Fragment = ""
 			require.True(t, strings.HasPrefix(to.String(), s.base), "%s links to %s", at, to)
+			if strings.Count(to.RawQuery, "=") > 1 && !strings.HasSuffix(to.Path, "/confirm") { // such pages lead to each other without end
+				continue
+			}
 			todo = append(todo, to.String())
 		}
 	}
@@ -310,6 +313,7 @@ values (8, 60000000, statement_timestamp(), statement_timestamp() + interval '1 
 	require.NoError(t, err)
 	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Schedules: d.Schedules})
 	page := html.UnescapeString(s.get("", http.StatusOK))
+	page = strings.ReplaceAll(page, "</b>\n<strong>", "</b> <strong>")
 	bad, warning := `<b class="pill dead">Error</b> <strong>`, `<b class="pill held">Warning</b> <strong>`
 	require.Contains(t, page, bad+`The oldest job of queue "thumbnials" has been due for `)
 	require.Contains(t, page, `<a href="./jobs?queue=thumbnials&state=waiting">Its waiting jobs</a>`)
@@ -317,7 +321,8 @@ values (8, 60000000, statement_timestamp(), statement_timestamp() + interval '1 
 	require.Contains(t, page, warning+"These workers know another version of the tables")
 	require.Contains(t, page, "4712 on web-4 (9999)")
 	require.Contains(t, page, `<a href="#workers">The workers</a>`)
-	require.Contains(t, page, warning+`Queue "mail" has dead jobs: 3.</strong>`)
+	require.Regexp(t, `Warning</b>\s*<strong>3 queues have dead jobs.</strong>`, page)
+	require.Contains(t, page, `Queue "mail" has dead jobs: 3. <a href=`)
 	require.Contains(t, page, `<a href="./jobs?queue=mail&state=dead">Its dead jobs</a>`)
 	require.Greater(t, strings.Index(page, warning), strings.LastIndex(page, bad))
 
@@ -351,7 +356,7 @@ func TestLanes(t *testing.T) {
 
 	s = serve(t, db, onceqweb.Config{Viewer: may(true, true)}) // without what the first one remembers
 	text := s.get("", http.StatusOK)
-	require.Contains(t, text, `<td data-label="In lane"><a href="./lanes">1</a></td>`)
+	require.Contains(t, text, `<td data-label="Blocked"><a href="./lanes">1</a></td>`)
 	require.Contains(t, text, fmt.Sprintf(`Redrive the job on its page when the cause is mended, or discard it, or say what happened to its effects. <a href="./job?id=%d">The job</a>`, dead.ID))
 	text = s.get("lanes?family=book", http.StatusOK)
 	require.Contains(t, text, "book/a&lt;b&gt;7")
@@ -447,7 +452,7 @@ func TestGroups(t *testing.T) {
 		}
 		return s.act(pairs...)
 	}
-	require.Contains(t, confirmed(fmt.Sprintf("confirm?do=redrive-many&state=dead&group=%d", id)), "1 run again")
+	require.Contains(t, confirmed(fmt.Sprintf("confirm?all=1&do=redrive-many&state=dead&group=%d", id)), "1 run again")
 	drain(false)
 	id, _ = add()
 	reader.get(fmt.Sprintf("confirm?do=cancel-group&id=%d", id), http.StatusForbidden)
@@ -511,17 +516,17 @@ func TestLimits(t *testing.T) {
 		return append(pairs, "why", "the contract")
 	}
 	asks := html.UnescapeString(s.get("confirm?"+form("do", "limit", "name", name, "at-once", "20", "rate", "10", "per", "1m").Encode(), http.StatusOK))
-	require.Contains(t, asks, fmt.Sprintf("Set limit %q to 20 at once, 10 in 1m0s. Now it is 1 at once, which nobody has set itself. Live: 1. Waiting: 2.", name))
+	require.Contains(t, asks, fmt.Sprintf("Set limit %q to 20 at once, 10 in 1 min. Now it is 1 at once, which nobody has set itself. Live: 1. Waiting: 2.", name))
 	done := s.act(confirmed("do", "limit", "name", name, "at-once", "20", "rate", "10", "per", "1m")...)
-	require.Contains(t, done, "it is 20 at once, 10 in 1m0s, in bursts of 2; it was 1 at once")
-	require.Contains(t, done, "10 in 1m0s, in bursts of 2</td>")
-	require.Contains(t, s.act(confirmed("do", "limit", "name", name, "max", "10")...), "it is at most 10 in any 1s; it was 20 at once, 10 in 1m0s")
-	require.Contains(t, s.get("lanes", http.StatusOK), "at most 10 in any 1s</td>")
+	require.Contains(t, done, "it is 20 at once, 10 in 1 min, in bursts of 2; it was 1 at once")
+	require.Contains(t, done, "10 in 1 min, in bursts of 2</td>")
+	require.Contains(t, s.act(confirmed("do", "limit", "name", name, "max", "10")...), "it is at most 10 in any 1 s; it was 20 at once, 10 in 1 min")
+	require.Contains(t, s.get("lanes", http.StatusOK), "at most 10 in any 1 s</td>")
 	s.act(confirmed("do", "limit", "name", "family/", "at-once", "0")...)
 	require.Contains(t, s.get("lanes?limit=family/a", http.StatusOK), "it lets no job start")
 	require.Contains(t, s.get("confirm?do=limit&name=family/a&at-once=0", http.StatusOK), "None of its jobs starts")
 	require.Contains(t, s.get("confirm?do=remove-limit&name=family/a", http.StatusOK), "There is none")
-	require.Contains(t, s.act(confirmed("do", "remove-limit", "name", name)...), "it is 1 at once; it was at most 10 in any 1s")
+	require.Contains(t, s.act(confirmed("do", "remove-limit", "name", name)...), "it is 1 at once; it was at most 10 in any 1 s")
 	for _, wrong := range [][]string{{"at-once", "1"}, {"name", "a"}, {"name", "a", "at-once", "x"}, {"name", "a", "rate", "-1"}, {"name", "a", "rate", "1", "per", "soon"},
 		{"name", "/a", "at-once", "1"}, {"name", "a", "max", "1", "burst", "1"}, {"name", "a", "at-once", "99999999999"}, {"name", "a", "at-once", "1", "per", "1s"}} {
 		answer, _ := s.post(form(append(wrong, "do", "limit", "why", "because")...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
@@ -605,7 +610,7 @@ func TestViewer_EverybodyOnlyReads(t *testing.T) {
 	}
 }
 
-var doing = regexp.MustCompile(`name="do" value="([^"]*)"|confirm\?do=([a-z-]*)`)
+var doing = regexp.MustCompile(`name="do" value="([^"]*)"|confirm\?(?:[^"]*&amp;)?do=([a-z-]*)`)
 
 // Each right is to its own actions, and a viewer is shown no others.
 func TestViewer_Rights(t *testing.T) {
@@ -613,7 +618,7 @@ func TestViewer_Rights(t *testing.T) {
 	db := newDB(t)
 	d := trouble.Make(t, db)
 	rights := map[string][]string{
-		"run":    {"retry", "redrive", "redrive-many", "fire", "backfill"},
+		"run":    {"retry", "retry-many", "redrive", "redrive-many", "fire", "backfill"},
 		"change": {"cancel", "cancel-many", "cancel-group", "discard", "discard-many", "move", "move-many"},
 		"decide": {"resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit", "pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind", "pause-limit", "resume-limit"},
 	}
@@ -654,7 +659,7 @@ func TestViewer_Rights(t *testing.T) {
 	}
 	trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{Limit: 1000})
 	require.NoError(t, err)
-	require.Len(t, trail, 2*(5+7+15), "each that was refused")
+	require.Len(t, trail, 2*(6+7+15), "each that was refused")
 }
 
 // What differs between two jobs by their payloads, metadata, results and notes alone is nowhere in what a viewer without Payloads
@@ -687,7 +692,7 @@ func TestPayloads_LeaveNoTrace(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago)</span>|\d+ (?:s|min \d+ s)\b`)
+	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min)\b`)
 	read := func() map[string]string {
 		s := serve(t, db, onceqweb.Config{Schedules: d.Schedules}, pool) // with nothing in its memory
 		c.mu.Lock()
@@ -1014,7 +1019,7 @@ values (9, 60000000, statement_timestamp(), statement_timestamp() + interval '1 
 	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = run_at - interval '10 minutes' where id = $1`, d.Waiting)
 	require.NoError(t, err)
 	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
-	for _, path := range []string{fmt.Sprintf("job?id=%d", d.Waiting), "confirm?do=move-many&queue=thumbnials"} {
+	for _, path := range []string{fmt.Sprintf("job?id=%d", d.Waiting), "confirm?all=1&do=move-many&queue=thumbnials"} {
 		page := s.get(path, http.StatusOK)
 		require.Regexp(t, `<input name="to"[^>]* list="queues" value="thumbnails">`, page)
 		require.Contains(t, page, `<option value="imports">`)
@@ -1098,10 +1103,10 @@ func TestActions(t *testing.T) {
 	s.act("do", "resume-kind", "name", "remind")
 	require.Contains(t, s.act("do", "resume-kind", "name", "remind"), "it was not paused")
 	page := s.act("do", "pause-limit", "name", "provider", "for", "10m", "why", "429")
-	require.Contains(t, page, "no worker takes its jobs for 10m0s")
-	require.Contains(t, page, "limit provider</th>")
+	require.Contains(t, page, "no worker takes its jobs for 10 min")
+	require.Contains(t, page, "provider</a></th>")
 	require.Contains(t, s.get("lanes?limit=provider", http.StatusOK), "it is paused until")
-	require.NotContains(t, s.act("do", "resume-limit", "name", "provider"), "limit provider</th>")
+	require.NotContains(t, s.act("do", "resume-limit", "name", "provider"), "provider</a></th>")
 	s.act("do", "pause-kind", "name", "welcome", "why", "x")
 	pauses, err := q.Pauses(ctx, db.Pool)
 	require.NoError(t, err)
@@ -1207,7 +1212,7 @@ func (s *site) confirmed(path, count string) (pairs []string) {
 	for _, m := range hidden.FindAllStringSubmatch(page, -1) {
 		pairs = append(pairs, html.UnescapeString(m[1]), html.UnescapeString(m[2]))
 	}
-	return append(pairs, "why", "an outage")
+	return append(pairs, "why", "an outage", "typed", count)
 }
 
 // What is confirmed is what was counted, to the fraction of a second.
@@ -1229,7 +1234,7 @@ func TestActionsOnMany_KeepTheirTimes(t *testing.T) {
 		require.NoError(t, err)
 		times.Set(name, job.CreatedAt.UTC().Format(time.RFC3339Nano))
 	}
-	require.Contains(t, s.act(s.confirmed("confirm?do=discard-many&kind="+trouble.MailKind.Name+"&"+times.Encode(), "1")...), "1 discarded")
+	require.Contains(t, s.act(s.confirmed("confirm?all=1&do=discard-many&kind="+trouble.MailKind.Name+"&"+times.Encode(), "1")...), "1 discarded")
 	s.state(db, jobs[0].ID, onceq.StateDead)
 	s.state(db, jobs[2].ID, onceq.StateDead)
 }
@@ -1248,7 +1253,7 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	}
 	dead := onceq.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead}}
 
-	redrive := s.confirmed("confirm?do=redrive-many&queue=mail", "3")
+	redrive := s.confirmed("confirm?all=1&do=redrive-many&queue=mail", "3")
 	// What dies after the count is not what was counted.
 	late, err := q.Enqueue(ctx, db.Pool, trouble.MailKind.Job(map[string]string{"to": "late@example.com"}))
 	require.NoError(t, err)
@@ -1262,16 +1267,16 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	require.Contains(t, s.act(marked...), "2 cancelled")
 	s.state(db, d.Dead[0], onceq.StateCancelled)
 	s.state(db, d.Dead[2], onceq.StateWaiting)
-	s.get("confirm?do=cancel-many", http.StatusBadRequest)
-	s.get("confirm?do=cancel-many&state=dead&queue=mail", http.StatusBadRequest)
+	s.get("confirm?all=1&do=cancel-many", http.StatusBadRequest)
+	s.get("confirm?all=1&do=cancel-many&state=dead&queue=mail", http.StatusBadRequest)
 
-	require.Contains(t, s.act(s.confirmed("confirm?do=discard-many&queue=mail&state=cancelled&state=dead", "4")...), "4 discarded")
+	require.Contains(t, s.act(s.confirmed("confirm?all=1&do=discard-many&queue=mail&state=cancelled&state=dead", "4")...), "4 discarded")
 	require.Equal(t, 0, count(onceq.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}))
 
 	s.get("confirm?do=resolve-many", http.StatusBadRequest)
 	require.Contains(t, s.act(s.confirmed("confirm?do=resolve-many&decision=never&kind=charge&effect=charge", "2")...), "2 effects settled, 2 jobs run again")
 	require.Equal(t, 0, count(onceq.Filter{States: []onceq.State{onceq.StateHeld}}))
-	require.NotContains(t, s.get("confirm?do=redrive-many&queue=nobody", http.StatusOK), "<form")
+	require.NotContains(t, s.get("confirm?all=1&do=redrive-many&queue=nobody", http.StatusOK), "<form")
 
 	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
 	require.NoError(t, err)
@@ -1280,14 +1285,129 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	require.Equal(t, `effect "charge" of held jobs, kind "charge": it did not happen`, trail[0].About)
 
 	// A queue's name was misspelt: what waits there goes to the right one.
-	require.Contains(t, s.get("confirm?do=move-many&queue=thumbnials", http.StatusOK), `name="to" required`)
-	require.Contains(t, html.UnescapeString(s.act(append(s.confirmed("confirm?do=move-many&queue=thumbnials", "1"), "to", "<b>thumbnails")...)), `1 moved to queue "<b>thumbnails"`)
+	require.Contains(t, s.get("confirm?all=1&do=move-many&queue=thumbnials", http.StatusOK), `name="to" required`)
+	require.Contains(t, html.UnescapeString(s.act(append(s.confirmed("confirm?all=1&do=move-many&queue=thumbnials", "1"), "to", "<b>thumbnails")...)), `1 moved to queue "<b>thumbnails"`)
 	require.Equal(t, 1, count(onceq.Filter{Queue: "<b>thumbnails"}))
-	s.get("confirm?do=move-many", http.StatusBadRequest)
-	s.get("confirm?do=move-many&queue=thumbnials&state=dead", http.StatusBadRequest)
+	s.get("confirm?all=1&do=move-many", http.StatusBadRequest)
+	s.get("confirm?all=1&do=move-many&queue=thumbnials&state=dead", http.StatusBadRequest)
 
 	// A search for nothing in particular is all that was counted.
-	require.Contains(t, s.act(s.confirmed("confirm?do=redrive-many", "2")...), "2 run again")
+	require.Contains(t, s.act(s.confirmed("confirm?all=1&do=redrive-many", "2")...), "2 run again")
+}
+
+// To mark nothing does nothing; all of a search is a choice of its own. What is discarded is typed as a number, and afterwards one sees
+// what has become of the jobs.
+func TestActionsOnMany_AskWhich(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	page := s.get("jobs?queue=mail&state=dead", http.StatusOK)
+	require.Contains(t, page, `name="all" value="1"`)
+	require.Contains(t, s.get("confirm?do=redrive-many&queue=mail&state=dead", http.StatusBadRequest), "Nothing is marked, and so nothing was done")
+	ids := fmt.Sprintf("ids=%d&ids=%d", d.Dead[0], d.Dead[1])
+	page = s.get("jobs?"+ids, http.StatusOK)
+	require.Contains(t, page, fmt.Sprintf(`name="within" value="%d"`, d.Dead[0]))
+	within := strings.ReplaceAll(ids, "ids=", "within=")
+	s.get("confirm?do=redrive-many&"+within, http.StatusBadRequest)
+	require.Contains(t, s.get("confirm?all=1&do=redrive-many&"+within, http.StatusOK), `id="count"><b>2</b>`)
+
+	page = s.get("confirm?all=1&do=discard-many&queue=mail", http.StatusOK)
+	require.Contains(t, page, "mail <b>3</b>")
+	require.Contains(t, page, "welcome <b>3</b>")
+	require.Equal(t, 3, strings.Count(page, `<a href="./job?id=`))
+	pairs := s.confirmed("confirm?all=1&do=discard-many&queue=mail", "3")
+	for _, typed := range []string{"", "2", "three"} {
+		answer, text := s.post(form(append(pairs[:len(pairs)-1:len(pairs)-1], typed)...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+		require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+		require.Contains(t, text, "type the number 3")
+	}
+	s.state(db, d.Dead[0], onceq.StateDead)
+	page = s.act(s.confirmed("confirm?do=redrive-many&"+ids, "2")...)
+	require.Equal(t, 2, strings.Count(page, `<td class="state"><span class="pill waiting">`), page)
+	require.Contains(t, s.act(pairs...), "1 discarded")
+	page = s.act(s.confirmed("confirm?all=1&do=retry-many&queue=mail", "1")...)
+	require.Contains(t, page, "1 run now")
+	require.Contains(t, page, fmt.Sprintf(`<a href="./job?id=%d">`, d.Retrying))
+}
+
+// What jobs failed with, together: how many, since when, and what can be done with all of a row.
+func TestErrors_Grouped(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Mask: func(_, field, text string) string {
+		return strings.ReplaceAll(text, "mailbox", "m●●box")
+	}})
+	page := s.get("errors", http.StatusOK)
+	row := regexp.MustCompile(`(?s)<tr>\s*<th scope="row" class="error">(?:<a [^>]*title="550 5.1.1 m●●box unavailable …".*?)</tr>`).FindString(page)
+	require.Contains(t, row, ">3</a>")
+	require.Contains(t, row, "Redrive 3 …")
+	require.NotContains(t, page, "mailbox")
+	link := regexp.MustCompile(`href="\./(confirm[^"]*redrive-many[^"]*)"`).FindStringSubmatch(row)
+	require.NotNil(t, link)
+	require.Contains(t, s.act(s.confirmed(html.UnescapeString(link[1]), "3")...), "3 run again")
+	s.state(db, d.Dead[2], onceq.StateWaiting)
+	require.NotContains(t, s.get("errors", http.StatusOK), "550 5.1.1")
+	s.get(html.UnescapeString(link[1]), http.StatusNotFound)
+	page = s.get("errors?by=queue", http.StatusOK)
+	require.Contains(t, page, `<a href="./queue?name=mail">mail</a>`)
+	require.Contains(t, page, "Run now 1 …")
+	require.NotContains(t, s.get("errors?by=kind&queue=payments", http.StatusOK), "Run now 1 …")
+	reader := serve(t, db, onceqweb.Config{})
+	require.NotContains(t, reader.get("errors", http.StatusOK), "./confirm")
+}
+
+// The pages of a queue, a kind and a worker, with their plots and the values of these as a table.
+func TestQueuesKindsAndWorkers(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	page := s.get("queue?name=mail", http.StatusOK)
+	require.Contains(t, page, "No worker serves it.")
+	require.Contains(t, page, `<a href="./kind?name=welcome">welcome</a>`)
+	require.Contains(t, page, `name="do" value="pause-queue"`)
+	for _, chart := range []string{"throughput", "wait", "run", "share", "backlog", "age"} {
+		require.Contains(t, page, `class="chart `+chart+`"`)
+	}
+	require.Contains(t, page, "backlog, at most</th>")
+	for of, points := range map[string]int{"15m": 15, "3h": 90, "1d": 72, "14d": 84, "nonsense": 90} {
+		page = s.get("queue?name=mail&range="+of, http.StatusOK)
+		require.Equal(t, 6, strings.Count(page, fmt.Sprintf(`data-points="%d"`, points)), of)
+		require.Equal(t, points, strings.Count(page, `<th scope="row">20`), of)
+	}
+	page = s.get("kind?name=charge", http.StatusOK)
+	require.NotContains(t, page, `class="chart backlog"`)
+	require.Contains(t, page, `<a href="./queue?name=payments">payments</a>`)
+	page = s.get("worker?id=7", http.StatusOK)
+	require.Contains(t, page, "Process 4711 on web-3")
+	require.Contains(t, page, "not seen lately")
+	require.Contains(t, page, `<a href="./queue?name=mail">mail</a></th><td data-label="Jobs at once">10</td>`)
+	require.Contains(t, s.get("queue?name=none", http.StatusNotFound), "There is no such queue")
+	require.Contains(t, s.get("kind?name=none", http.StatusOK), "Nothing was counted in this time")
+	s.get("worker?id=8", http.StatusNotFound)
+	s.get("queue", http.StatusBadRequest)
+}
+
+// A search says how many jobs each state has where that is known, and keeps what else is chosen.
+func TestJobs_TabsAndTimes(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{})
+	s.get("", http.StatusOK) // it reads the counts
+	page := s.get("jobs?queue=mail", http.StatusOK)
+	require.Contains(t, page, `<a href="./jobs?queue=mail&amp;state=dead">dead <span class="n">3</span></a>`)
+	require.Contains(t, page, `<a class="chip" href="./jobs?">queue mail `)
+	require.NotContains(t, s.get("jobs?queue=mail&kind=welcome", http.StatusOK), `<span class="n">`)
+	_, err := db.Pool.Exec(t.Context(), `update onceq.job_history set created_at = created_at - interval '2 hours' where id = $1`, d.Dead[0])
+	require.NoError(t, err)
+	row := fmt.Sprintf(`<a href="./job?id=%d">`, d.Dead[0])
+	page = s.get("jobs?state=dead&since=1h", http.StatusOK)
+	require.NotContains(t, page, row)
+	require.Contains(t, page, `<a href="./jobs?since=1h&amp;state=dead" aria-current="true">an hour</a>`)
+	require.Contains(t, s.get("jobs?state=dead&since=24h", http.StatusOK), row)
 }
 
 // hold locks the jobs when a count begins, so that it lasts until its time is up.
@@ -1318,7 +1438,7 @@ func TestActionsOnMany_TheCountStops(t *testing.T) {
 	db := newDB(t)
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "first", Payload: 1})
 	require.NoError(t, err)
-	jobs := make([]onceq.Job, 150)
+	jobs := make([]onceq.Job, 1150)
 	for i := range jobs {
 		jobs[i] = onceq.Job{Kind: "many", Payload: i}
 	}
@@ -1334,19 +1454,19 @@ func TestActionsOnMany_TheCountStops(t *testing.T) {
 		t.Helper()
 		s := serve(t, db, onceqweb.Config{Viewer: may(true, true)}, pool)
 		s.page.Counting(limit, d)
-		return s.get("confirm?do=cancel-many&kind=many", http.StatusOK)
+		return s.get("confirm?all=1&do=cancel-many&kind=many", http.StatusOK)
 	}
-	require.Contains(t, page(1000, time.Hour), `id="count"><b>150</b> jobs`)
-	require.Contains(t, page(150, time.Hour), `id="count"><b>150</b> or more jobs`)
-	require.Contains(t, page(1000, 0), `id="count">at least <b>100</b> jobs`)
+	require.Contains(t, page(10_000, time.Hour), `id="count"><b>1,150</b> jobs`)
+	require.Contains(t, page(1150, time.Hour), `id="count"><b>1,150</b> or more jobs`)
+	require.Contains(t, page(10_000, 0), `id="count">at least <b>1,000</b> jobs`)
 
 	slow.pool = db.Pool
 	stopped := ""
 	for slow.tx == nil { // the time may be up before the count begins
-		stopped = page(1000, time.Second)
+		stopped = page(10_000, time.Second)
 	}
 	require.NoError(t, slow.tx.Rollback(t.Context()))
-	require.Contains(t, stopped, `id="count">at least <b>100</b> jobs`)
+	require.Contains(t, stopped, `id="count">at least <b>1,000</b> jobs`)
 	require.Contains(t, stopped, "Counting was stopped after a second")
 	require.Contains(t, stopped, `name="after"`)
 }
@@ -1356,8 +1476,8 @@ func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
 	db := newDB(t)
 	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
 	nasty := []string{"\x00", "\xff\xfe", "-1", "1e9", "99999999999999999999", "';drop table onceq.jobs;--", "<script>alert(1)</script>", strings.Repeat("x", 3000), "%00", "2026-99-99T99:99", "unknown", "state(9)"}
-	for _, path := range []string{"jobs", "job", "effects", "keys", "schedule", "audit", "confirm", "live", "lanes", "groups", "group"} {
-		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v", "limit", "behind", "family"} {
+	for _, path := range []string{"", "jobs", "job", "errors", "queue", "kind", "worker", "effects", "keys", "schedule", "audit", "confirm", "live", "lanes", "groups", "group"} {
+		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v", "limit", "behind", "family", "name", "by", "since", "range", "error", "within"} {
 			for _, value := range nasty {
 				if path == "live" && name != "of" {
 					continue
@@ -1627,7 +1747,7 @@ func TestErrors_OfTheDatabaseStayInTheLog(t *testing.T) {
 		require.Regexp(t, `id=`+id[1]+` error=.*hidden_user`, s.log.String())
 	}
 	for _, path := range []string{"", "jobs", "jobs?q=1", "job?id=1", "effects", "keys?key=1", "lanes", "groups", "group?id=1", "schedules", "audit",
-		"confirm?do=cancel-many&queue=a", "confirm?do=limit&name=a&at-once=1", "confirm?do=cancel-group&id=1", "confirm?do=backfill&name=a&from=2026-01-01"} {
+		"confirm?all=1&do=cancel-many&queue=a", "confirm?do=limit&name=a&at-once=1", "confirm?do=cancel-group&id=1", "confirm?do=backfill&name=a&from=2026-01-01"} {
 		said(s.get(path, http.StatusServiceUnavailable))
 	}
 	for _, pairs := range [][]string{{"do", "cancel", "id", "1"}, {"do", "fire", "name", "a"}, {"do", "cancel-many", "queue", "a", "after", "9", "why", "x"}} {
@@ -1656,7 +1776,7 @@ func TestErrors_OfBackgroundWorkStayInTheLog(t *testing.T) {
 	q, err := onceq.New(pool, &onceq.Config{Schema: db.Queue.Schema(), Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	s := serve(t, &queuetest.DB{Queue: q, Pool: pool}, onceqweb.Config{Viewer: may(true, true)})
-	s.get("confirm?do=move-many&kind=a", http.StatusOK) // reads the figures, and no findings, which are kept for long
+	s.get("confirm?all=1&do=move-many&kind=a", http.StatusOK) // reads the figures, and no findings, which are kept for long
 	down.Store(true)
 	pool.Reset()
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: 100 * time.Millisecond})

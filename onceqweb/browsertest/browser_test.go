@@ -21,6 +21,7 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -220,8 +221,12 @@ func TestBrowser_EveryPage(t *testing.T) {
 		{"schedules", "schedules", "nightly report"},
 		{"schedule", "schedule?name=reminders", "back-filled"},
 		{"audit", "audit", "Nobody has done anything"},
-		{"confirm", "confirm?do=redrive-many&queue=mail", "3 jobs"},
-		{"move", "confirm?do=move-many&queue=thumbnials", "To queue"},
+		{"queue", "queue?name=mail", "No worker serves it"},
+		{"kind", "kind?name=charge&range=1d", "Its errors"},
+		{"worker", "worker?id=7", "Slots"},
+		{"errors", "errors", "mailbox unavailable"},
+		{"confirm", "confirm?all=1&do=redrive-many&queue=mail", "3 jobs"},
+		{"move", "confirm?all=1&do=move-many&queue=thumbnials", "To queue"},
 		{"backfill", "confirm?do=backfill&name=reminders&from=" + time.Now().Add(-5*time.Hour).UTC().Format("2006-01-02T15:04"), "Back-fill"},
 		{"discard", fmt.Sprintf("confirm?do=discard&id=%d", d.Dead[0]), "second time"},
 		{"error", "job?id=x", "not a number"},
@@ -267,9 +272,10 @@ func TestBrowser_RedriveMany(t *testing.T) {
 	d := trouble.Make(t, db)
 	s := serve(t, db, onceqweb.Config{Viewer: onCall})
 	ctx := browser(t)
-	run(t, ctx, chromedp.Navigate(s.base+"jobs"), chromedp.WaitVisible(`.search`),
-		chromedp.SendKeys(`.search input[name=queue]`, "mail"), chromedp.Click(`.search input[value=dead]`), chromedp.Click(`.search button`),
-		chromedp.WaitVisible(`.search input[value=dead][checked]`), // the search is there, and not the page before it
+	run(t, ctx, chromedp.Navigate(s.base+"jobs"), chromedp.WaitVisible(`.more summary`), chromedp.Click(`.more summary`),
+		chromedp.SendKeys(`.search input[name=queue]`, "mail"), chromedp.Click(`.search button`), chromedp.WaitVisible(`.chip`),
+		chromedp.Click(`.states a[href*="state=dead"]`), chromedp.WaitVisible(`.states a[href*="state=dead"][aria-current]`),
+		chromedp.WaitVisible(`button[value=redrive-many]:disabled`), // nothing is marked
 		chromedp.WaitVisible(fmt.Sprintf(`input[name=ids][value="%d"]`, d.Dead[1])),
 		chromedp.Click(fmt.Sprintf(`input[name=ids][value="%d"]`, d.Dead[1])), chromedp.Click(`button[value=redrive-many]`), shows("1 job"),
 		chromedp.SendKeys(`input[name=why]`, "the mailbox is back"), chromedp.Click(`main button`), shows("1 run again"))
@@ -350,10 +356,10 @@ func TestBrowser_KeyboardAndNames(t *testing.T) {
 	d := trouble.Make(t, db)
 	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules})
 	ctx := browser(t)
-	for _, path := range []string{"", "jobs", fmt.Sprintf("job?id=%d", d.Held), "effects", "keys?key=" + d.Fence, "schedule?name=reminders", "confirm?do=redrive-many&queue=mail"} {
+	for _, path := range []string{"", "jobs", fmt.Sprintf("job?id=%d", d.Held), "effects", "keys?key=" + d.Fence, "schedule?name=reminders", "queue?name=mail", "errors", "confirm?all=1&do=redrive-many&queue=mail"} {
 		var nameless, headings, outline string
 		run(t, ctx, chromedp.Navigate(s.base+path), chromedp.WaitVisible(`main h1`),
-			chromedp.Evaluate(`[...document.querySelectorAll("a, button, input:not([type=hidden])")].filter((e) => !(e.innerText || e.getAttribute("aria-label") || (e.labels && e.labels.length && e.labels[0].innerText) || "").trim()).map((e) => e.outerHTML).join("\n")`, &nameless),
+			chromedp.Evaluate(`[...document.querySelectorAll("a, button, summary, select, input:not([type=hidden])")].filter((e) => !(e.textContent || e.getAttribute("aria-label") || (e.labels && e.labels.length && e.labels[0].textContent) || "").trim()).map((e) => e.outerHTML).join("\n")`, &nameless),
 			chromedp.Evaluate(`document.querySelectorAll("h1").length + " " + document.documentElement.lang`, &headings),
 			chromedp.Evaluate(`document.activeElement.blur(); ""`, nil), chromedp.KeyEvent("\t"),
 			chromedp.Evaluate(`getComputedStyle(document.activeElement).outlineStyle`, &outline))
@@ -361,6 +367,38 @@ func TestBrowser_KeyboardAndNames(t *testing.T) {
 		require.Equal(t, "1 en", headings, path)
 		require.NotEqual(t, "none", outline, path)
 	}
+}
+
+// Plots show the values of a point under the pointer and by the arrow keys, in the legends; keys lead through rows; the colours can be
+// chosen, and stay so.
+func TestBrowser_PlotsKeysAndColours(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules})
+	ctx := browser(t)
+	var all, last, first, before string
+	value := func(to *string) chromedp.Action { return chromedp.Text(`.throughput [data-column="1"]`, to) }
+	run(t, ctx, size(1240, 900, "light"), chromedp.Navigate(s.base+"queue?name=mail"), chromedp.WaitVisible(`.throughput .area`), value(&all),
+		chromedp.Focus(`.throughput .area`), chromedp.KeyEvent(kb.End), value(&last), chromedp.KeyEvent(kb.ArrowLeft), value(&before), chromedp.KeyEvent(kb.Home), value(&first))
+	var rows []string
+	run(t, ctx, chromedp.Evaluate(`[...document.querySelectorAll(".values tbody tr")].map((row) => row.cells[1].textContent)`, &rows))
+	require.Equal(t, []string{rows[len(rows)-1], rows[len(rows)-2], rows[0]}, []string{last, before, first})
+	run(t, ctx, chromedp.KeyEvent(kb.Escape), value(&last))
+	require.Equal(t, all, last)
+	run(t, ctx, chromedp.Evaluate(`(() => { const area = document.querySelector(".run .area");
+		area.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: area.getBoundingClientRect().left + 1 })); })()`, nil), value(&last))
+	require.Equal(t, first, last)
+
+	var focused, find, scheme string
+	run(t, ctx, chromedp.Navigate(s.base+"jobs"), chromedp.WaitVisible(`tbody tr`), chromedp.KeyEvent("j"), chromedp.KeyEvent("j"), chromedp.KeyEvent("k"),
+		chromedp.Evaluate(`document.activeElement.textContent`, &focused), chromedp.KeyEvent("x"), shows("1 marked"), chromedp.KeyEvent("?"), shows("search for a job by its id or key"),
+		chromedp.Evaluate(`document.querySelector("#keys button").click()`, nil), hides("search for a job by its id or key"), chromedp.KeyEvent("/"),
+		chromedp.Evaluate(`document.activeElement.id`, &find))
+	require.Equal(t, "find", find)
+	run(t, ctx, chromedp.SendKeys(`#find`, focused), chromedp.Click(`.one button`), shows("Failed attempts"))
+	run(t, ctx, chromedp.Click(`#theme`), chromedp.Click(`#theme`), chromedp.Navigate(s.base), chromedp.WaitVisible(`main`),
+		chromedp.Evaluate(`getComputedStyle(document.documentElement).colorScheme`, &scheme))
+	require.Equal(t, "dark", scheme)
 }
 
 // A person finds the dead member of a group, redrives it, and cancels another group.
@@ -384,7 +422,7 @@ func TestBrowser_Groups(t *testing.T) {
 	ctx := browser(t)
 	run(t, ctx, size(1240, 900, "light"), chromedp.Navigate(s.base+"groups"), shows("it stands still until somebody redrives or discards dead members"),
 		chromedp.Click(fmt.Sprintf(`a[href="./group?id=%d"]`, g.Then.ID)), shows("the page is torn"),
-		chromedp.Click(`button[value="redrive-many"]`), shows("Are you sure?"),
+		chromedp.Click(`input[name="all"]`), chromedp.Click(`button[value="redrive-many"]`), shows("Are you sure?"),
 		chromedp.SendKeys(`input[name="why"]`, "scanned again"), chromedp.Click(`form[action="./act"] button`), shows("1 run again"))
 	run(t, ctx, chromedp.Navigate(fmt.Sprintf("%sgroup?id=%d", s.base, other.Then.ID)), shows("members are unfinished"),
 		chromedp.Click(`a.danger`), shows("Are you sure?"),
@@ -408,7 +446,7 @@ func TestBrowser_LanesAndMoves(t *testing.T) {
 		chromedp.SendKeys(`form[action="./act"] input[name="name"]`, "book/7"), chromedp.SendKeys(`form[action="./act"] input[name="n"]`, "2"),
 		chromedp.SendKeys(`form[action="./act"] input[name="why"]`, "many accounts"), chromedp.Click(`form[action="./act"] button`),
 		shows("the limit is 2; it was 1"))
-	run(t, ctx, chromedp.Navigate(s.base+"jobs?queue=acounts"), shows("book"), chromedp.Click(`button[value="move-many"]`), shows("To queue"),
+	run(t, ctx, chromedp.Navigate(s.base+"jobs?queue=acounts"), shows("book"), chromedp.Click(`input[name="all"]`), chromedp.Click(`button[value="move-many"]`), shows("To queue"),
 		chromedp.SendKeys(`input[name="to"]`, "accounts"), chromedp.SendKeys(`input[name="why"]`, "misspelt"), chromedp.Click(`form[action="./act"] button`),
 		shows(`3 moved to queue "accounts"`))
 	n, err := db.Queue.Count(t.Context(), db.Pool, onceq.Filter{Queue: "accounts"})

@@ -150,12 +150,25 @@ insert into onceq.workers (id, lease, started_at, seen_at, process, schema_versi
 values (7, 60000000, statement_timestamp() - interval '9 hours', statement_timestamp() - interval '5 minutes', 4711, 1, 'web-3', 'v0.1.0', '{"mail": 10}', '{remind,welcome}')`)
 	require.NoError(t, err)
 
-	// What workers have counted in the last half hour.
+	// What workers and a Reaper have counted, by the minute, by ten of them and by the hour: more by day, failures for some minutes, and a
+	// backlog while it was slower.
 	_, err = db.Pool.Exec(ctx, `
-insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
-select date_trunc('minute', statement_timestamp()) - n * interval '1 minute', 60000000, 300, 40 + (200 * abs(sin(n / 7.0)))::int, case when n between 4 and 9 then 60 else 0 end, 0,
-       queue, 'some', '{0,0,180,100,15,5,0,0,0,0,0,0,0,0}'
-  from generate_series(1, 30) n cross join unnest(array['mail', 'payments']) queue
+insert into onceq.job_counts (span, minute, took, started, completed, failed, dead, due, oldest, queue, kind, durations, waits)
+select p.span, p.at, 60000000, p.jobs, p.jobs - p.bad, p.bad, p.bad / 20, 0, 0, p.queue, p.kind,
+       array(select (p.jobs * exp(-(((i - p.middle) / 5.0::float8) ^ 2)) / 9)::int from generate_series(0, 40) i),
+       array(select (p.jobs * exp(-(((i - p.middle + 6 - 14 * p.slow) / 6.0::float8) ^ 2)) / 9)::int from generate_series(0, 60) i)
+  from (select s.span, t.at, k.queue, k.kind, k.middle, t.slow, (s.span * k.n * (1.2 + sin(extract(epoch from t.at) / 13750) / 2 + sin(extract(epoch from t.at) / 700) / 4))::int as jobs,
+               case when s.span = 1 and t.ago between 4 and 9 or s.span = 10 and t.ago between 40 and 43 then k.n * s.span / 4 else s.span * k.n / 300 end as bad
+          from (values (1, 180), (10, 144), (60, 336)) s (span, points)
+         cross join (values ('mail', 'welcome', 60, 18), ('mail', 'remind', 20, 16), ('payments', 'charge', 120, 22), ('reports', 'report', 2, 34)) k (queue, kind, n, middle)
+         cross join lateral (
+               select date_bin(s.span * interval '1 minute', statement_timestamp(), '2000-01-01Z') - n * s.span * interval '1 minute' as at, n as ago,
+                      case when n between 20 and 40 then 1 - abs(n - 30) / 10.0::float8 else 0 end as slow
+                 from generate_series(1, s.points) n) t) p
+ union all
+select s.span, date_bin(s.span * interval '1 minute', statement_timestamp(), '2000-01-01Z') - n * s.span * interval '1 minute', 0, 0, 0, 0, 0,
+       (2400 * (1 - abs(n - 30) / 10.0))::int, (90000000 * (1 - abs(n - 30) / 10.0))::bigint, 'mail', '', '{}', '{}'
+  from (values (1), (10), (60)) s (span) cross join generate_series(21, 39) n
     on conflict do nothing`)
 	require.NoError(t, err)
 
