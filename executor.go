@@ -56,7 +56,7 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 		t := &tasks[i]
 		all[i] = t
 		*t = task{lease: lease, h: x.handlers[lease.Kind], extended: began}
-		lease.keep, lease.h = t.h.keep, t.h
+		lease.keep, lease.h, lease.timeout = t.h.keep, t.h, lease.timeoutFor(t.h.timeout)
 		if lease.keep == math.MinInt64 {
 			lease.keep = s.keep
 		}
@@ -241,6 +241,14 @@ func (x *executor) giveBackWaiting(s *slots, this func(unit) bool) (some bool) {
 
 var errTimeout = errors.New("timeout")
 
+// timeoutOf is how long a handler may run: as its job says, or its kind. Several jobs have their kind's.
+func timeoutOf(leases []*Lease, h *Handler) time.Duration {
+	if len(leases) == 1 {
+		return leases[0].timeout
+	}
+	return h.timeout
+}
+
 // start returns the context of a handler that is about to run, and false if the lease is already lost. If the handler is
 // called at once, its time counts from now; if it first waits for a connection, its time counts from called.
 func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContext, bool) {
@@ -250,8 +258,8 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 		ctx.leases = append(ctx.leases, t.lease)
 	}
 	began := time.Now()
-	if atOnce && h.timeout > 0 {
-		ctx.until(began.Add(h.timeout))
+	if timeout := timeoutOf(ctx.leases, h); atOnce && timeout > 0 {
+		ctx.until(began.Add(timeout))
 	}
 	if began.Sub(tasks[0].lease.began) >= x.lease { // otherwise no lease can have passed since the claim
 		for _, t := range x.tasks.overdue(tasks, began, x.lease) { // this process stood still, and no beat has said so yet
@@ -277,8 +285,8 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 // called records that the handler of a transaction is called now.
 func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *lazytx.Tx) {
 	began := time.Now()
-	if h.timeout > 0 {
-		ctx.until(began.Add(h.timeout))
+	if timeout := timeoutOf(ctx.leases, h); timeout > 0 {
+		ctx.until(began.Add(timeout))
 	}
 	x.tasks.mu.Lock()
 	defer x.tasks.mu.Unlock()
@@ -288,7 +296,7 @@ func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *la
 }
 
 func (x *executor) runLease(t *task) {
-	t.lease.beats, t.lease.timeout = x.lease, t.h.timeout
+	t.lease.beats = x.lease
 	for try := 1; x.tryLease(t, try); try++ {
 	}
 }
@@ -365,7 +373,12 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 		if x.watch.crowded.Load() {
 			crowded = " (all connections of the pool were in use; see the log)"
 		}
-		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout%s: %w", t.h.timeout, crowded, err)
+		whose := "its kind's"
+		timeout := timeoutOf(ctx.leases, t.h)
+		if timeout != t.h.timeout {
+			whose = "its job's"
+		}
+		err = fmt.Errorf("handler ran longer than %s, %s Timeout%s: %w", timeout, whose, crowded, err)
 	}
 	return lease.failure(err)
 }

@@ -334,6 +334,12 @@ func (x *explaining) running(lock Reason) {
 		r.Text += "; its last beat was at " + stamp(r.Beat)
 	}
 	r.Text += "; its lease lasts until " + stamp(r.Until)
+	switch {
+	case j.Timeout > 0:
+		r.Text += fmt.Sprintf("; its own time-out ends its handler after %s", j.Timeout)
+	case j.Timeout == NoTimeout:
+		r.Text += "; its handler may run as long as it likes"
+	}
 	if p := j.Progress; p != nil {
 		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s", p.Done, p.Total, stamp(p.At)) // its note may be as secret as a payload
 	}

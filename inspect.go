@@ -28,7 +28,8 @@ type JobInfo struct {
 	Priority    Priority          `json:"priority"`
 	Attempts    int               `json:"attempts"` // failed attempts
 	MaxAttempts int               `json:"max_attempts"`
-	Lost        int               `json:"lost"` // leases that ran out, as Kind.MaxLost counts them: each from the next claim on
+	Timeout     time.Duration     `json:"timeout,omitzero"` // Job.Timeout; 0: its kind's, or unread
+	Lost        int               `json:"lost"`             // leases that ran out, as Kind.MaxLost counts them: each from the next claim on
 	Claims      int               `json:"claims"`
 	Token       int64             `json:"token,omitzero"` // of the latest claim; 0 before the first
 	RunAt       time.Time         `json:"run_at,omitzero"`
@@ -94,7 +95,7 @@ func jobColumns(content string) (live, waiting, past string) {
 
 // readJob reads job $1, with its content if $2 says so, and only if it has scope $3 and key $4 unless these are null: after the
 // sequence was set back, a later job may have the id. It also reads who has the job, since when somebody wants it cancelled, and
-// for what it waits in an Await or a Sleep.
+// for what it waits in an Await or a Sleep, and of a live one its time-out.
 var readJob = func() string {
 	live, waiting, past := jobColumns(`$2::bool`)
 	where := func(alias string) string {
@@ -102,13 +103,15 @@ var readJob = func() string {
          where %[1]s.id = $1::bigint and ($3::text is null or %[1]s.scope = $3::text and %[1]s.key = $4::text)`, alias)
 	}
 	return `
-select i.*, j.holder, coalesce(j.ahead, false), c.requested_at, coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
+select i.*, j.holder, coalesce(j.ahead, false), coalesce(j.timeout, ''), c.requested_at,
+       coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
   from (select ` + live + ` from onceq.jobs j` + where("j") + `
          union all
         select ` + waiting + ` from onceq.job_waits w` + where("w") + `
          union all
         select ` + past + ` from onceq.job_history h` + where("h") + `) i
-  left join lateral (select holder, ahead from onceq.jobs where id = i.id offset 0) j on true
+  left join lateral (
+       select holder, ahead, metadata ->> '` + timeoutMember + `'::text as timeout from onceq.jobs where id = i.id offset 0) j on true
   left join lateral (select requested_at from onceq.job_cancels where job_id = i.id and requested_at >= i.created_at offset 0) c on true
   left join lateral (
        select scope, key, until from onceq.job_awaits
@@ -128,12 +131,14 @@ type knownJob struct {
 
 // job reads a job. The error is pgx.ErrNoRows if there is none.
 func (q *Queue) job(ctx context.Context, db DB, id int64, content bool, scope, key *string) (k knownJob, err error) {
+	var timeout string
 	err = q.send(ctx, db, reading, readJob, []any{id, content, scope, key}, func(rows pgx.Rows) error {
 		if !rows.Next() {
 			return cmp.Or(rows.Err(), pgx.ErrNoRows)
 		}
-		return k.job.scan(rows, &k.holder, &k.ahead, &k.cancelling, &k.scope, &k.key, &k.until, &k.at)
+		return k.job.scan(rows, &k.holder, &k.ahead, &timeout, &k.cancelling, &k.scope, &k.key, &k.until, &k.at)
 	})
+	k.job.Timeout = cmp.Or(k.job.Timeout, ownTimeout(timeout))
 	return k, err
 }
 
@@ -187,6 +192,7 @@ func (i *JobInfo) scan(rows pgx.Rows, more ...any) error {
 	}
 	if metadata != nil {
 		i.Metadata = readMetadata(*metadata)
+		i.Timeout = ownTimeout(i.Metadata[timeoutMember])
 	}
 	if err := i.noted(note); err != nil {
 		return fmt.Errorf("progress of job %d: %w", i.ID, err)

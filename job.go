@@ -100,6 +100,10 @@ type Job struct {
 	Delay    time.Duration // not before this much time has passed by the database's clock; not together with RunAt
 	Priority Priority
 
+	// Timeout is Kind.Timeout for this job alone, or NoTimeout; default the kind's. Several jobs of one batch
+	// have their kind's. The metadata has it, as "onceq-timeout", and so Replace changes it with the payload.
+	Timeout time.Duration
+
 	MaxAttempts int // failed attempts until the job is dead; default DefaultMaxAttempts, at most 32,767
 
 	// Lane puts the job in a line: of the jobs of one lane, one is live at a time, or as many as Queue.SetLaneLimit says, in

@@ -70,7 +70,7 @@ type handling struct {
 	h       *Handler      // from when the executor gets the lease; nil outside a worker
 	inTx    bool          // the handler runs in a transaction that the worker ends
 	beats   time.Duration // how long a worker's beats extend the lease for; else 0, and for a batch
-	timeout time.Duration // of the kind; 0 for none, outside a worker's handler, and for a batch
+	timeout time.Duration // of the job, or of its kind; 0 for none, and outside a worker
 }
 
 // flow is what has become of the job while its handler runs.
@@ -94,6 +94,18 @@ type flow struct {
 type stop struct {
 	call  uint32 // of the handler
 	waits waitFor
+}
+
+// timeoutFor is how long the handler may run: as its job says, or its kind; 0 for as long as it likes.
+func (l *Lease) timeoutFor(kind time.Duration) time.Duration {
+	switch own := ownTimeout(l.Metadata[timeoutMember]); own {
+	case 0:
+		return kind
+	case NoTimeout:
+		return 0
+	default:
+		return own
+	}
 }
 
 // lined reports whether the job has a lane or a limit.
@@ -159,8 +171,8 @@ func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
 // an error, so that nothing of the transaction is committed, and Lock returns a *LeaseError. Call Lock first in a
 // transaction at repeatable read or serializable that ends with Complete and may take longer than a third of the lease.
 //
-// In a worker the server ends the transaction when it has been idle for longer than the kind's Timeout, so that a process
-// that freezes does not keep the job. HandleTx and HandleBatch lock the job themselves; there Lock returns an error.
+// In a worker the server ends the transaction when it has idled for longer than the job's Timeout, so that a
+// process that freezes does not keep the job. HandleTx and HandleBatch lock the job themselves; there Lock returns an error.
 func (l *Lease) Lock(ctx context.Context, db DB) error {
 	if l.inTx {
 		return errInTx

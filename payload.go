@@ -110,7 +110,8 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 func (j *Job) sameHeader(o *Job) bool {
 	return j.Kind == o.Kind && j.Queue == o.Queue && j.Scope == o.Scope && (j.Key == "") == (o.Key == "") && j.keyed == o.keyed &&
 		j.Window == o.Window && j.RunAt == o.RunAt && j.Delay == o.Delay && j.Priority == o.Priority &&
-		j.MaxAttempts == o.MaxAttempts && j.LaneRule == o.LaneRule && len(j.After)+len(o.After) == 0 && j.IfDead == o.IfDead &&
+		j.MaxAttempts == o.MaxAttempts && j.Timeout == o.Timeout && j.LaneRule == o.LaneRule &&
+		len(j.After)+len(o.After) == 0 && j.IfDead == o.IfDead &&
 		j.follows == o.follows && j.member == o.member && len(j.Metadata) == 0 && len(o.Metadata) == 0
 }
 
@@ -170,16 +171,45 @@ func (j *Job) checkScope(h *header) error {
 	return nil
 }
 
+// timeoutMember is the member of the metadata with Job.Timeout: milliseconds ("90000ms"), or noTimeout. Its
+// name has no "onceq." in it, which stands for the schema in statements.
+const (
+	timeoutMember = "onceq-timeout"
+	noTimeout     = "none"
+)
+
+// ownTimeout reads that member: a time, NoTimeout, or 0 where there is none, or something else by hand.
+func ownTimeout(text string) time.Duration {
+	if text == noTimeout {
+		return NoTimeout
+	}
+	d, _ := time.ParseDuration(text)
+	return max(d, 0)
+}
+
+// addMetadata encodes the metadata, with the time-out.
 func (j *Job) addMetadata(h *header) error {
-	for name, value := range j.Metadata {
+	all := j.Metadata
+	switch {
+	case j.Timeout < 0 && j.Timeout != NoTimeout:
+		return invalid("Timeout", "is negative; use NoTimeout for none")
+	case j.Timeout != 0:
+		text := noTimeout
+		if j.Timeout > 0 {
+			text = strconv.FormatInt(roundedUp(j.Timeout, time.Millisecond).Milliseconds(), 10) + "ms"
+		}
+		all = make(map[string]string, len(j.Metadata)+1)
+		maps.Copy(all, j.Metadata)
+		all[timeoutMember] = text
+	case len(all) == 0:
+		return nil
+	}
+	for name, value := range all {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
 			return invalid("Metadata", "is not valid UTF-8")
 		}
 	}
-	if len(j.Metadata) == 0 {
-		return nil
-	}
-	raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
+	raw, _ := json.Marshal(all) // a map of strings always encodes
 	if len(raw) > MaxMetadataBytes {
 		return invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
 	}

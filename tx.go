@@ -106,7 +106,7 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		Wait:         max(x.lease, 2*time.Second), // then another worker may have one
 		EndedByOwner: errOwnTx,
 		Idle:         max(x.lease, 2*time.Second), // well above the ticks of the ping loop
-		IdleShared:   h.timeout,
+		IdleShared:   timeoutOf(leases, h),
 		Pipelines:    x.pipelines,
 		Owner:        leases,
 	})

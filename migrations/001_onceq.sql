@@ -2827,19 +2827,21 @@ select j.id, j.queue, j.kind,
             else 'waiting' end as state,
        j.scope, j.key, j.priority, j.attempts, j.max_attempts, j.lost, j.run_at, j.created_at, j.leased_until,
        null::timestamptz as finished_at, null::timestamptz as keep_until, j.errors -> -1 ->> 'error'::text as last_error,
-       j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors, coalesce(j.due_at, j.run_at) as due_at
+       j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors, coalesce(j.due_at, j.run_at) as due_at,
+       j.metadata ->> 'onceq-timeout'::text as timeout
   from {{.schema}}.jobs j
 union all
 select w.id, w.queue, w.kind,
        case when w.attempts > 0 or w.lost > 0 then 'retrying' when w.run_at > statement_timestamp() then 'delayed' else 'waiting' end,
        w.scope, w.key, w.priority, w.attempts, w.max_attempts, w.lost, w.run_at, w.created_at, null,
-       null, null, w.errors -> -1 ->> 'error'::text, w.payload, w.payload_bytes, w.metadata, null, w.errors, coalesce(w.due_at, w.run_at)
+       null, null, w.errors -> -1 ->> 'error'::text, w.payload, w.payload_bytes, w.metadata, null, w.errors, coalesce(w.due_at, w.run_at),
+       w.metadata ->> 'onceq-timeout'::text
   from {{.schema}}.job_waits w
 union all
 select h.id, h.queue, h.kind, case h.state when 5 then 'completed' when 6 then 'dead' when 7 then 'cancelled' when 8 then 'held' end,
        h.scope, h.key, h.priority, h.attempts, h.max_attempts, h.lost, h.run_at, h.created_at, null,
        h.finished_at, h.keep_until, h.errors -> -1 ->> 'error'::text,
-       h.payload, h.payload_bytes, h.metadata, h.result, h.errors, h.run_at
+       h.payload, h.payload_bytes, h.metadata, h.result, h.errors, h.run_at, h.metadata ->> 'onceq-timeout'::text
   from {{.schema}}.job_history h;
 
 -- Counts for each queue, and since when the job that is due for longest has been due. It reads every job. Queue.Stats and the
@@ -3051,7 +3053,7 @@ language plpgsql stable set search_path = pg_catalog, pg_temp as $job_of$
 declare
   name text;
   kinds constant jsonb := '{"queue": "string", "scope": "string", "priority": "string", "run_at": "string", "delay": "string", "lane": "string", "lane_family": "string",
-    "overtake": "boolean", "stop_lane": "boolean", "limit": "string", "max_attempts": "number", "metadata": "object", "window": "string", "strict": "boolean",
+    "overtake": "boolean", "stop_lane": "boolean", "limit": "string", "max_attempts": "number", "timeout": "string", "metadata": "object", "window": "string", "strict": "boolean",
     "fields": "array", "ignore_payload": "boolean", "replace": "array", "after": "array", "if_dead": "string"}';
 begin
   options := coalesce(options, '{}');
@@ -3141,6 +3143,21 @@ begin
       raise exception 'onceq: metadata has a member that is no string' using errcode = 'OQ010';
     end if;
     metadata := nullif(options ->> 'metadata', '{}');
+  end if;
+  if options -> 'timeout' is not null then -- Job.Timeout, which the metadata has
+    begin
+      name := case options ->> 'timeout' when 'none' then 'none'
+              else ceil(extract(epoch from (options ->> 'timeout')::interval) * 1000) || 'ms' end;
+    exception when data_exception or feature_not_supported then
+      name := '';
+    end;
+    if name !~ '^[1-9][0-9]{0,11}ms$' and name <> 'none' then
+      raise exception 'onceq: timeout is %, and no positive interval, nor none', options -> 'timeout' using errcode = 'OQ010',
+        hint = 'As in {"timeout": "5 minutes"}.';
+    end if;
+    metadata := coalesce(metadata::jsonb, '{}') || jsonb_build_object('onceq-timeout', name);
+  end if;
+  if metadata is not null then
     if octet_length(metadata) > 16384 then
       raise exception 'onceq: metadata has % bytes; at most 16384', octet_length(metadata) using errcode = 'OQ010';
     end if;

@@ -150,6 +150,7 @@ type storedJob struct {
 	Delay       time.Duration     `json:"delay_ns,omitempty"`
 	Priority    onceq.Priority    `json:"priority,omitempty"`
 	MaxAttempts int               `json:"max_attempts,omitempty"`
+	Timeout     time.Duration     `json:"timeout_ns,omitempty"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	Lane        string            `json:"lane,omitempty"`
 	LaneFamily  string            `json:"lane_family,omitempty"`
@@ -171,7 +172,8 @@ func storeJob(j onceq.Job) (string, error) {
 	if err != nil {
 		return "", invalid("Job.Payload", "does not encode as JSON: %v", err)
 	}
-	stored, err := json.Marshal(storedJob{j.Kind, payload, j.Queue, j.Key, j.Scope, j.Window, j.Delay, j.Priority, j.MaxAttempts, j.Metadata,
+	stored, err := json.Marshal(storedJob{j.Kind, payload, j.Queue, j.Key, j.Scope, j.Window, j.Delay, j.Priority, j.MaxAttempts, j.Timeout,
+		j.Metadata,
 		j.Lane, j.LaneFamily, j.LaneRule, j.Limit})
 	return string(stored), err
 }
@@ -181,7 +183,7 @@ func readJob(stored string) (j onceq.Job, err error) {
 	err = json.Unmarshal([]byte(stored), &s)
 	return onceq.Job{
 		Kind: s.Kind, Payload: s.Payload, Queue: s.Queue, Key: s.Key, Scope: s.Scope, Window: s.Window, Delay: s.Delay,
-		Priority: s.Priority, MaxAttempts: s.MaxAttempts, Metadata: s.Metadata,
+		Priority: s.Priority, MaxAttempts: s.MaxAttempts, Timeout: s.Timeout, Metadata: s.Metadata,
 		Lane: s.Lane, LaneFamily: s.LaneFamily, LaneRule: s.LaneRule, Limit: s.Limit,
 	}, err
 }

@@ -255,3 +255,70 @@ func TestMistakes_OfAKindAreSaidEarly(t *testing.T) {
 	require.ErrorAs(t, err, &bad)
 	require.Equal(t, "Kind.LaneFamily", bad.Field)
 }
+
+// A job's own time-out goes wherever the job goes, and people see it there.
+func TestJob_KeepsItsTimeout(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	is := func(id int64, state onceq.State, want time.Duration) {
+		t.Helper()
+		job := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+		require.Equal(t, fmt.Sprint(state, want), fmt.Sprint(job.State, job.Timeout))
+		inView := sqlOne[*string](t, db, `select timeout from onceq.v_jobs where id = $1`, id)
+		switch want {
+		case 0:
+			require.Nil(t, inView)
+		case onceq.NoTimeout:
+			require.Equal(t, "none", *inView)
+		default:
+			require.Equal(t, fmt.Sprintf("%dms", want.Milliseconds()), *inView)
+		}
+	}
+	const own = 90 * time.Second
+	claim := func() *onceq.Lease {
+		t.Helper()
+		leases := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "other"}))
+		require.Len(t, leases, 1)
+		return leases[0]
+	}
+	id := add(t, db, onceq.Job{Key: "a", Timeout: own, Delay: time.Hour})
+	is(id, onceq.StateDelayed, own)
+	require.True(t, must[bool](t)(q.Move(ctx, db.Pool, id, "other")))
+	is(id, onceq.StateDelayed, own)
+	wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+	is(id, onceq.StateWaiting, own)
+	lease := claim()
+	why := must[onceq.Explanation](t)(q.Explain(ctx, db.Pool, id))
+	require.Equal(t, own, why.Job.Timeout)
+	require.Contains(t, why.String(), "; its own time-out ends its handler after 1m30s")
+	require.NoError(t, lease.Fail(ctx, errors.New("once more")))
+	is(id, onceq.StateRetrying, own)
+	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+	require.NoError(t, claim().Fail(ctx, onceq.Fatal(errors.New("no"))))
+	is(id, onceq.StateDead, own)
+	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	is(id, onceq.StateWaiting, own)
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+	is(id, onceq.StateCancelled, own)
+
+	lane := []onceq.Job{{Kind: "k", Lane: "x", Timeout: time.Minute}, {Kind: "k", Lane: "x", Timeout: onceq.NoTimeout}, {Kind: "k"}, {Kind: "k", Timeout: 1500 * time.Microsecond}}
+	all := must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, lane))
+	for i, want := range []time.Duration{time.Minute, onceq.NoTimeout, 0, 2 * time.Millisecond} {
+		is(all[i].ID, onceq.StateWaiting, want)
+	}
+	require.True(t, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, all[1].ID)).Blocked)
+
+	first := add(t, db, onceq.Job{Key: "b", Timeout: time.Minute, Delay: time.Hour})
+	again := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "b", Payload: 2, Timeout: 2 * time.Minute, Replace: onceq.ReplacePayload}))
+	require.True(t, again.Replaced)
+	is(first, onceq.StateDelayed, 2*time.Minute)
+
+	is(sqlOne[int64](t, db, `select id from onceq.enqueue('k', options => '{"timeout": "90.0004 seconds"}')`), onceq.StateWaiting, own+time.Millisecond)
+	shop := queuetest.New(t, queuetest.Schema("shop"))
+	id = add(t, shop, onceq.Job{Timeout: own})
+	require.Len(t, must[[]*onceq.Lease](t)(shop.Queue.Claim(ctx, onceq.ClaimOptions{})), 1)
+	require.Equal(t, own, must[onceq.Explanation](t)(shop.Queue.Explain(ctx, shop.Pool, id)).Job.Timeout, "in any schema")
+	list := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{IDs: []int64{first}, WithoutPayloads: true}))
+	require.Zero(t, list[0].Timeout, "it is in the metadata, which are not read")
+}

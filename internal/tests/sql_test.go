@@ -300,6 +300,10 @@ func TestSQL_OptionsAreThoseOfGo(t *testing.T) {
 		`{"run_at": "2030-01-31T09:00:00+01:00"}`: {RunAt: at},
 		`{"metadata": {"a": "b", "tenant": "7"}}`: {Metadata: map[string]string{"tenant": "7", "a": "b"}},
 		`{"lane": "c/1"}`:                         {Lane: "c/1"},
+		`{"timeout": "90 seconds"}`:               {Timeout: 90 * time.Second},
+		`{"timeout": "none", "metadata": {"a": "b", "onceq-timeout": "1ms"}}`: {
+			Timeout: onceq.NoTimeout, Metadata: map[string]string{"a": "b", "onceq-timeout": "1ms"},
+		},
 		`{"lane": "1", "lane_family": "customer", "overtake": true, "stop_lane": true}`: {Lane: "1", LaneFamily: "customer", LaneRule: onceq.Overtake | onceq.StopLane},
 		`{"limit": "provider/x"}`:     {Limit: "provider/x"},
 		`{"lane": "1", "limit": "p"}`: {Lane: "1", Limit: "p"},
@@ -497,6 +501,8 @@ func TestSQL_BadInput(t *testing.T) {
 		`enqueue('k', options => '{"priority": 1}')`:                             `option priority is a JSON number, and not string`,
 		`enqueue('k', options => '{"priority": "urgent"}')`:                      `priority is "urgent"`,
 		`enqueue('k', options => '{"max_attempts": 0}')`:                         `max_attempts is 0`,
+		`enqueue('k', options => '{"timeout": "soon"}')`:                         `timeout is "soon"`,
+		`enqueue('k', options => '{"timeout": "-1 second"}')`:                    `timeout is "-1 second"`,
 		`enqueue('k', options => '{"max_attempts": 1.5}')`:                       `max_attempts is 1.5`,
 		`enqueue('k', options => '{"delay": "soon"}')`:                           `delay or window is no interval`,
 		`enqueue('k', options => '{"delay": "-1 s"}')`:                           `delay is negative`,
@@ -567,8 +573,8 @@ func TestSQL_EnqueueMany(t *testing.T) {
 	require.Equal(t, []int64{3, 1}, sqlOne[[]int64](t, db, `
 		with j as (select id, duplicate, n from onceq.enqueue_many('[{"kind": "k", "key": "z"}, {"kind": "k", "key": "new"}, {"kind": "k", "key": "a"}, {"kind": "k", "key": "b", "payload": 2}]') with ordinality as j(id, duplicate, state, output, n))
 		select array[count(*) filter (where not duplicate), count(*) filter (where duplicate and n = 4)] from j`), "keys that have expired are taken over")
-	require.Equal(t, 3000, sqlOne[int](t, db, `
-		with j as (select * from onceq.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'many', 'key', g::text, 'payload', g)) from generate_series(1, 3000) g)) with ordinality)
+	require.Equal(t, 10_000, sqlOne[int](t, db, `
+		with j as (select * from onceq.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'many', 'key', g::text, 'payload', g)) from generate_series(1, 10000) g)) with ordinality)
 		select count(*)::int from j where not duplicate and id = (select min(id) from j) + ordinality - 1`))
 	require.NoError(t, db.Check())
 }

@@ -2083,3 +2083,50 @@ func TestWorker_AContextThatEndsWhileItStarts(t *testing.T) {
 		})
 	}
 }
+
+// A job's own time-out counts in place of its kind's, shorter or none, in each form of handler, and travels with the metadata.
+func TestWorker_AJobHasATimeoutOfItsOwn(t *testing.T) {
+	t.Parallel()
+	kind := onceq.Kind[string]{Name: "k", Timeout: 24 * time.Hour}
+	handle := func(ctx context.Context, l *onceq.Lease, how string) error {
+		end, ends := ctx.Deadline()
+		switch {
+		case how == "short":
+			<-ctx.Done()
+			return ctx.Err()
+		case ends != (how != "none"), how == "long" && time.Until(end) < 25*time.Hour, how == "odd" && time.Until(end) > 25*time.Hour:
+			return fmt.Errorf("%s ends: %v, %v", how, ends, end)
+		case how == "long" && l.Metadata["a"] != "b":
+			return fmt.Errorf("metadata %v", l.Metadata)
+		}
+		return nil
+	}
+	for name, h := range map[string]onceq.Handler{
+		"lease": kind.Handle(handle),
+		"tx":    kind.HandleTx(func(ctx context.Context, _ pgx.Tx, l *onceq.Lease, how string) error { return handle(ctx, l, how) }),
+		"batch": kind.HandleBatch(1, func(ctx context.Context, _ pgx.Tx, all []onceq.Item[string]) error {
+			return handle(ctx, all[0].Lease, all[0].Payload)
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			long := add(t, db, onceq.Job{Kind: "k", Payload: "long", Timeout: 48 * time.Hour, Metadata: map[string]string{"a": "b"}})
+			none := add(t, db, onceq.Job{Kind: "k", Payload: "none", Timeout: onceq.NoTimeout})
+			odd := add(t, db, onceq.Job{Kind: "k", Payload: "odd", Metadata: map[string]string{"onceq-timeout": "soon"}})
+			short := add(t, db, onceq.Job{Kind: "k", Payload: "short", Timeout: time.Millisecond})
+			db.Drain(h)
+			job, err := db.Queue.Get(t.Context(), db.Pool, short)
+			require.NoError(t, err)
+			require.Equal(t, onceq.StateRetrying, job.State)
+			require.Contains(t, job.Errors[0].Error, "handler ran longer than 1ms, its job's Timeout")
+			for _, id := range []int64{long, none, odd} {
+				_, err := db.Queue.Get(t.Context(), db.Pool, id)
+				require.ErrorIs(t, err, onceq.ErrNotFound, "job %d was not completed", id)
+			}
+		})
+	}
+	db := queuetest.New(t)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Timeout: -2})
+	require.ErrorContains(t, err, "Timeout is negative")
+}

@@ -1195,7 +1195,8 @@ select a.*
  limit $2::int;
 
 -- inspect.go: readJob
-select i.*, j.holder, coalesce(j.ahead, false), c.requested_at, coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
+select i.*, j.holder, coalesce(j.ahead, false), coalesce(j.timeout, ''), c.requested_at,
+       coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
   from (select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
@@ -1220,7 +1221,8 @@ select i.*, j.holder, coalesce(j.ahead, false), c.requested_at, coalesce(a.scope
        null::timestamptz, h.finished_at, h.keep_until,
        h.errors::text, null::text, h.lane, null::text, h.run_at from onceq.job_history h
          where h.id = $1::bigint and ($3::text is null or h.scope = $3::text and h.key = $4::text)) i
-  left join lateral (select holder, ahead from onceq.jobs where id = i.id offset 0) j on true
+  left join lateral (
+       select holder, ahead, metadata ->> 'onceq-timeout'::text as timeout from onceq.jobs where id = i.id offset 0) j on true
   left join lateral (select requested_at from onceq.job_cancels where job_id = i.id and requested_at >= i.created_at offset 0) c on true
   left join lateral (
        select scope, key, until from onceq.job_awaits
