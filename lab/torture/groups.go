@@ -344,6 +344,10 @@ func (v *verdict) checkJoined(h *history, ends map[int64]end, byID map[int64]int
 	for _, e := range h.Ledger {
 		nonces[e.Job] = e.Nonce
 	}
+	of := map[string]int{} // how many jobs had this work: a key is free again once its job was cancelled before it started
+	for _, e := range ends {
+		of[e.Work]++
+	}
 	heard := map[int64]map[int64]bool{}
 	for _, r := range h.Joined {
 		group := idOf(r.Job)
@@ -360,7 +364,8 @@ func (v *verdict) checkJoined(h *history, ends map[int64]end, byID map[int64]int
 		}
 		job := byID[r.Member]
 		e := ends[job]
-		older := !strings.HasPrefix(e.Work, partsOf(ends[r.Job].Work)) // somebody may have had it just then, so that nobody tells its result
+		// Somebody may have had it just then, so that nobody tells its result.
+		older := !strings.HasPrefix(e.Work, partsOf(ends[r.Job].Work)) || of[ends[r.Job].Work] > 1
 		switch {
 		case r.State == onceq.StateCompleted && e.State == "completed" && (r.Result == nonces[job] || r.Result == "" && older):
 		case r.State == onceq.StateDead && e.hopeless() && r.Result == "": // it may have been redriven since

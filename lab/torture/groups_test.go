@@ -64,6 +64,18 @@ func TestCheckGroups_ASoundGroupHasNoViolation(t *testing.T) {
 	require.Equal(t, len(work{Name: joinName, Form: formJoin}.members())+1, v.Joined)
 }
 
+// A group is enqueued again after the job that waits was cancelled. Its parts are older then, and nobody need tell their results.
+func TestCheckGroups_ResultsOfPartsThatAnEarlierGroupHad(t *testing.T) {
+	h := soundGroups(t)
+	h.Joined[0].Result = ""
+	found := func() int {
+		return len(check(h).Violations[vGroup])
+	}
+	require.Equal(t, 1, found())
+	h.Ends = append(h.Ends, end{Job: 99 << 36, Work: joinName, Form: formJoin, State: "cancelled"})
+	require.Zero(t, found())
+}
+
 func TestCheckGroups_FindsEachViolation(t *testing.T) {
 	last := func(h *history) *groupStep { return &h.Groups[len(h.Groups)-2] }
 	for name, spoil := range map[string]func(h *history){
