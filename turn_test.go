@@ -173,7 +173,7 @@ create trigger count_claims after update on `+pgx.Identifier{db.Schema, "jobs"}.
 	var claims int32
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `select last_value from public.claims`).Scan(&claims))
 	t.Logf("%d claims in %d turns", claims, during)
-	require.Greater(t, claims, 3*(during+1))
+	require.Greater(t, claims, during+1) // if each waited for a turn, there would be no more of them; a slow machine claims more at once
 }
 
 // A claim in turn goes on where the one before it ended, whichever worker's that was, and looks back when it is to look back.
