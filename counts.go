@@ -231,12 +231,13 @@ func (t *tally) of(key tallied) *Count {
 
 // started counts jobs that a handler gets now.
 func (t *tally) started(tasks []*task) {
+	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, one := range tasks {
 		c := t.of(tallied{one.lease.Queue, one.lease.Kind})
 		if c.Started++; one.lease.waited >= 0 {
-			addTo(&c.Waits, rangeOf(one.lease.waited+time.Since(one.lease.began)), 1)
+			addTo(&c.Waits, rangeOf(one.lease.waited+now.Sub(one.lease.began)), 1)
 		}
 	}
 }
@@ -387,7 +388,7 @@ func (r *Reaper) countDue(ctx context.Context) {
 			now[tallied{queue: queue}] = &c
 			return err
 		}))
-		wait = max(presentEvery/2, 100*time.Since(began))
+		wait = max(presentEvery/2, aHundredth*time.Since(began))
 		if err == nil {
 			err = (&tally{q: r.q, db: r.q.pool, all: now}).write(ctx)
 		}

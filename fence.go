@@ -81,7 +81,6 @@ func identityOf(j string) string {
 
 // ofRound says that the effect f belongs to the present round of the job in the row j. An effect without a
 // mark does.
-// ofRound says that the effect f belongs to the present round of the job in the row j. An effect without a mark does.
 func ofRound(j string) string {
 	return `coalesce(f.fingerprint = pg_catalog.int8send(` + identityOf(j) + `), true)`
 }

@@ -809,13 +809,16 @@ func TestStats_TellsLeasedFromRunning(t *testing.T) {
 	for left := true; left; { // outcomes of those before it
 		require.NoError(t, db.Pool.QueryRow(t.Context(), `select exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+` where id < $1)`, enqueued[200].ID).Scan(&left))
 	}
-	for beat := false; !beat; { // a worker without the processor for the length of a lease loses what waits in it, and claims again
+	// A worker without the processor for the length of a lease loses what waits in it, and claims again.
+	require.Eventually(t, func() bool {
 		stats, err := db.Queue.Stats(t.Context(), "default")
-		require.NoError(t, err)
+		if !assert.NoError(t, err) {
+			return false
+		}
 		s := stats[0]
-		require.LessOrEqual(t, s.Running, 1, "%+v", s)
-		beat = s.Running == 1 && s.Leased > 1
-	}
+		assert.LessOrEqual(t, s.Running, 1, "%+v", s)
+		return s.Running == 1 && s.Leased > 1
+	}, 5*time.Minute, 10*time.Millisecond)
 	close(release)
 	require.NoError(t, <-done)
 }

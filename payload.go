@@ -183,7 +183,7 @@ func ownTimeout(text string) time.Duration {
 	if text == noTimeout {
 		return NoTimeout
 	}
-	d, _ := time.ParseDuration(text)
+	d, _ := time.ParseDuration(cmp.Or(text, "0")) // to parse "" is an error, with allocations
 	return max(d, 0)
 }
 

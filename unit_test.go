@@ -1639,3 +1639,11 @@ func TestAlive_TheLoop(t *testing.T) {
 	r.exec.stopping.Store(true)
 	require.NoError(t, w.Alive())
 }
+
+// A job that says nothing of its time-out pays nothing for those that do.
+func TestOwnTimeout(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 0, "90000ms": 90 * time.Second, "none": NoTimeout, "5 minutes": 0, "-1s": 0} {
+		require.Equal(t, want, ownTimeout(text), text)
+	}
+	require.Zero(t, testing.AllocsPerRun(100, func() { ownTimeout("") }))
+}
