@@ -527,8 +527,8 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 		return true, &notBegunError{err}
 	}
 	defer tx.Release()
-	x.conns.held.Add(1)
-	defer x.conns.held.Add(-1)
+	x.conns.hold(tx, leases[0])
+	defer x.conns.drop(tx)
 	x.called(tasks, h, ctx, tx)
 	err = protect(func() error { return h.run(ctx, tx.Handle(), leases) })
 	tx.Close()

@@ -708,6 +708,36 @@ select (select count(*)
                 limit $7::int) j
          where p.priority <= $3::smallint)`
 
+// full adds that the workers have no slot for the job, or no connection.
+func (x *explaining) full(able []WorkerInfo, running, slots int) {
+	j := &x.e.Job
+	stuck, kinds := stuckIn(able, j.Queue)
+	starved := starving(able) && x.e.At.Sub(j.RunAt) >= readyLong
+	if running+stuck < slots && !starved {
+		return
+	}
+	r := Reason{
+		Cause: CauseFull, Running: running, Slots: slots,
+		Text: fmt.Sprintf("the workers of queue %q are busy: %s %d of its jobs and can run %d at once",
+			j.Queue, numbered(len(able), "worker has", "workers have"), running, slots),
+		Advice: "start more workers, or raise the concurrency of the queue, if that goes on",
+	}
+	switch {
+	case running+stuck < slots:
+		r.Text += ", but " + waitsStarved + ", and handlers that need one do not start"
+		r.Advice = endStarved
+	case stuck > 0:
+		r.Text += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended",
+			numbered(stuck, "slot is", "slots are"), kinds)
+		r.Advice = endStuck
+	case bound(able, j.Queue):
+		r.Text += ", as their pools allow it"
+		r.Advice = "raise the pools' MaxConns, or start more processes, if that goes on: " +
+			"more concurrency does not help"
+	}
+	x.e.add(r)
+}
+
 // crowd adds that all workers are busy, that others come first, and that claims are slow.
 func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []string) error {
 	j, e := &x.e.Job, x.e
@@ -729,23 +759,7 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	before = min(before, StatsCap)
-	stuck, stuckKinds := stuckIn(able, j.Queue)
-	if running+stuck >= slots {
-		r := Reason{
-			Cause: CauseFull, Running: running, Slots: slots,
-			Text:   fmt.Sprintf("the workers of queue %q are busy: %s %d of its jobs and can run %d at once", j.Queue, numbered(len(able), "worker has", "workers have"), running, slots),
-			Advice: "start more workers, or raise the concurrency of the queue, if that goes on",
-		}
-		switch {
-		case stuck > 0:
-			r.Text += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended", numbered(stuck, "slot is", "slots are"), stuckKinds)
-			r.Advice = endStuck
-		case bound(able, j.Queue):
-			r.Text += ", as their pools allow it"
-			r.Advice = "raise the pools' MaxConns, or start more processes, if that goes on: more concurrency does not help"
-		}
-		e.add(r)
-	}
+	x.full(able, running, slots)
 	if before > 0 {
 		count := fmt.Sprint(before)
 		if before == StatsCap {

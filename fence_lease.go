@@ -376,7 +376,8 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 			case <-wait.C:
 			}
 			began := time.Now()
-			one, cancelOne := context.WithDeadline(beats, until)
+			// The network may have lost the connection.
+			one, cancelOne := context.WithTimeout(beats, min(endWithin, time.Until(until)))
 			err := c.Extend(one, c.f.lease)
 			cancelOne()
 			next := c.f.lease / 3

@@ -174,6 +174,9 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 		if n, kinds := stuckIn(serving, s.Queue); n > 0 {
 			f.Detail += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended", numbered(n, "slot is", "slots are"), kinds)
 			f.Advice = endStuck
+		} else if starving(serving) {
+			f.Detail += "; " + waitsStarved
+			f.Advice = endStarved
 		} else if s.Leased > 0 && bound(serving, s.Queue) {
 			f.Detail += "; the workers' pool allows no more at once"
 			f.Advice = "if this grows, raise the pool's MaxConns, or start more processes: more Concurrency does not help"
@@ -209,11 +212,18 @@ func (x *examination) stuck(context.Context) error {
 		if w.starved() && !told[w.Where()] {
 			told[w.Where()] = true
 			x.add("pool", fmt.Sprintf("%s waits for connections of its pool of %d: %s in the last minute, added up", w.Where(), w.Pool.Conns, w.Pool.Wait.Round(time.Second)),
-				"raise the pool's MaxConns; inside HandleTx use its tx; and does the application give back what it acquires? More Concurrency does not help")
+				endStarved)
 		}
 	}
 	return nil
 }
+
+// What is said of processes that wait for connections of their pools, and what to do about them.
+const (
+	waitsStarved = "their processes wait for connections of their pools"
+	endStarved   = "raise the pool's MaxConns; inside HandleTx use its tx; and does the application give back what it " +
+		"acquires? More Concurrency does not help"
+)
 
 // endStuck is what to do about handlers that do not return.
 const endStuck = "end that process: its slots are free in the next one, and its jobs go to others; make the handlers return when their context ends"
@@ -414,25 +424,36 @@ func (x *examination) hangs(ctx context.Context) error {
 // slowLimit is from where on Health names a limit: so long at least until nobody waits for it any more.
 const slowLimit = time.Hour
 
-// readSlow reads the limits for which jobs have waited for longer than $1: how many wait, what it allows, null if nobody has set it, and how
-// long the handlers of the first one's kind took on average in the last ten minutes, in seconds. It looks at the first 500 limits for
-// which jobs wait, and skips from one to the next.
+// readSlow reads the limits for which jobs have waited for longer than $1: how many wait and how many were counted
+// at most, what it allows, null if nobody has set it, and how long the handlers of the first one's kind took on
+// average in the last hour, in seconds. It looks at the first 500 limits for which jobs wait, and skips from one
+// to the next. It counts some 100,000 jobs of all together, and 1,000 of each.
 var readSlow = `
 with recursive line (lane, k) as (
   (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
   union all
   select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
     from line l where l.lane is not null and l.k < 500
+),
+took as materialized (
+  select kind, pg_catalog.sum(took)::float8
+         / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
+    from onceq.job_counts where span = 1 and minute >= statement_timestamp() - interval '1 hour' group by kind
 )
-select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
-  from line l
- cross join lateral ` + waitingIn("l.lane", "1000") + ` w
+select l.lane, w.waiting, m.most, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
+  from (select greatest(1000, 100000 / greatest(1, count(*))) as most from line) m
+ cross join line l
+ cross join lateral ` + waitingIn("l.lane", "m.most") + ` w
   left join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per, s.burst`) + ` s on true
   left join lateral (
-       select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
-  left join lateral (
-       select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
-         from onceq.job_counts where span = 1 and minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
+       select j.kind
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select kind from onceq.job_waits
+               where lane = l.lane and priority = p.priority and run_at <= statement_timestamp()
+               order by run_at, id limit 1) j
+        order by p.priority limit 1) j on true
+  left join took c on c.kind = any (array[j.kind])
  where l.lane is not null and s.n is distinct from 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane`
 
@@ -442,16 +463,16 @@ func (x *examination) slow(ctx context.Context) error {
 	var unset []string
 	err := x.each(ctx, readSlow, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var lane string
-		var waiting int
+		var waiting, most int
 		var n, rate, burst *int
 		var per *int64
 		var took float64
 		f := Finding{What: "slow_limit", Advice: "raise the limit, if what it protects bears more"}
-		if err := rows.Scan(&lane, &waiting, &f.Since, &n, &rate, &per, &burst, &took); err != nil {
+		if err := rows.Scan(&lane, &waiting, &most, &f.Since, &n, &rate, &per, &burst, &took); err != nil {
 			return err
 		}
 		more := ""
-		if waiting == 1000 {
+		if waiting == most {
 			more = "+"
 		}
 		if n == nil {

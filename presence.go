@@ -78,6 +78,11 @@ func (w WorkerInfo) Trouble() string {
 // starved says that at nearly each moment of a minute somebody waited for a connection.
 func (w WorkerInfo) starved() bool { return w.Pool.Wait >= presentEvery*9/10 }
 
+// starving reports whether all of the workers are starved: none has a connection for one more handler.
+func starving(workers []WorkerInfo) bool {
+	return !slices.ContainsFunc(workers, func(w WorkerInfo) bool { return !w.starved() })
+}
+
 // stuckIn counts the slots of a queue that are held by handlers that do not return, and names their kinds.
 func stuckIn(workers []WorkerInfo, queue string) (slots int, kinds []string) {
 	for _, w := range workers {

@@ -207,8 +207,11 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 	}
 }
 
-// run runs a statement in a transaction of its own and scans its one row.
+// run runs a statement in a transaction of its own and scans its one row. A connection that the network has lost
+// does not keep the Reaper for as long as the operating system believes in it.
 func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, sessionLimit)
+	defer cancel()
 	return r.q.send(ctx, r.q.pool, rare, statement, args, row(dest...))
 }
 

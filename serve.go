@@ -17,8 +17,8 @@ type Part interface {
 
 // Serve runs the parts of a service until the process gets SIGTERM or an interrupt, or ctx ends. Then it
 // ends all of them, waits until they have ended, and returns their errors. If a part ends by itself, with
-// an error or without, Serve ends the others and returns an error. A second signal ends the process at
-// once.
+// an error or without, Serve ends the others and returns an error: a *PanicError if it panicked. A second
+// signal ends the process at once.
 func Serve(ctx context.Context, parts ...Part) error {
 	if len(parts) == 0 {
 		return invalid("Serve", "has no parts; give it a Worker and a Reaper")
@@ -33,7 +33,8 @@ func Serve(ctx context.Context, parts ...Part) error {
 	for i, part := range parts {
 		running.Go(func() {
 			defer cancel()
-			err := part.Run(ctx)
+			ended[i] = fmt.Errorf("onceq: Serve: a %T has ended its goroutine", part) // if it does
+			err := protect(func() error { return part.Run(ctx) })
 			if err == nil && ctx.Err() == nil {
 				err = fmt.Errorf("onceq: Serve: a %T has ended by itself", part)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // A network may lose a connection without a word, as a NAT, a firewall or a fail-over does: what is sent
@@ -20,6 +23,10 @@ import (
 // process, or has no such session, one of them will never hear from the other. Then the connection is
 // closed, so that its statement fails, and so is every other one that nobody uses, because the network may
 // have lost all of them.
+//
+// The connections of handlers' transactions are the application's. They are looked at in the same way while
+// a handler waits for an answer over one, or the commit does, and after twice as long: handlers' statements
+// may be slow. One whose handler sends rows (CopyFrom) is left alone, because the server waits for these.
 //
 // Where the new connection fails too, nothing is known, and the limit of each statement counts. So it does
 // behind a pooler, whose clients do not know their server's session.
@@ -157,16 +164,64 @@ func (s *wires) waiting(after time.Duration) (all map[*wire]int64, due bool) {
 	return all, due
 }
 
+// heldTx is a handler's transaction, which has a connection of the application's pool.
+type heldTx struct {
+	tx     *lazytx.Tx
+	lease  *Lease // of one of its jobs
+	probed int64  // when the server was last asked about it, in nanoseconds. Only watch's goroutine uses this
+}
+
+// waiting is wires.waiting for the transactions of handlers.
+func (c *connections) waiting(after time.Duration) (all map[*heldTx]int64, due bool) {
+	now := time.Now().UnixNano()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for tx, h := range c.all {
+		since, _ := tx.InUse()
+		if since == 0 || now-since < int64(after) {
+			continue
+		}
+		if all == nil {
+			all = make(map[*heldTx]int64)
+		}
+		all[h] = since
+		due = due || h.probed < since || now-since >= 2*(h.probed-since)
+	}
+	return all, due
+}
+
+// cut closes the connections of those transactions that still wait and for which the server does not work.
+func (c *connections) cut(waiting map[*heldTx]int64, busy map[int32]bool) (found bool) {
+	for h, asked := range waiting {
+		if since, _ := h.tx.InUse(); busy[h.pid()] || since != asked {
+			continue
+		}
+		h.tx.Cut()
+		h.lease.q.log.Warn("onceq: a handler's transaction is rolled back, because its connection is lost",
+			slog.String("kind", h.lease.Kind), slog.Int64("job", h.lease.ID), slog.Any("reason", errSilent))
+		found = true
+	}
+	return found
+}
+
 // findSilent looks once for connections that have had no answer, and reports whether it has closed one.
 func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found bool) {
 	all, due := o.wires.waiting(after)
-	if !due {
+	txs, dueTx := o.connections.waiting(2 * after)
+	if !due && !dueTx {
 		return false
 	}
+	now := time.Now().UnixNano()
+	var pids, ofTxs []int32
 	for w := range all {
-		w.probed.Store(time.Now().UnixNano())
+		w.probed.Store(now)
+		pids = append(pids, w.pid.Load())
 	}
-	busy, err := o.busy(ctx, all)
+	for h := range txs {
+		h.probed = now
+		ofTxs = append(ofTxs, h.pid())
+	}
+	busy, err := o.busy(ctx, pids, ofTxs)
 	if err != nil || !sleep(ctx, silentAfter/4, nil) { // an answer may be on its way
 		return false
 	}
@@ -176,6 +231,9 @@ func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found b
 			_ = w.Close()
 			found = true
 		}
+	}
+	if o.connections.cut(txs, busy) {
+		found = true
 	}
 	if found {
 		o.spare.Reset()
@@ -188,12 +246,22 @@ func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found b
 	return found
 }
 
-// whoWorks says which of the sessions $1 do not wait for their client, and in which one it runs.
+// pid is the number of the server's process for a handler's transaction.
+func (h *heldTx) pid() int32 {
+	_, pid := h.tx.InUse()
+	return int32(pid) // #nosec G115 -- a pooler's numbers may be any bits
+}
+
+// whoWorks says which of the sessions $1 do not wait for their client, which of the sessions $2 do not or get rows
+// from it, and in which session it runs.
 const whoWorks = `
-select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where pid = any ($1::int[]) and wait_event_type is distinct from 'Client')`
+select pg_backend_pid(), array(
+       select pid from pg_catalog.pg_stat_activity
+        where (pid = any ($1::int[]) or pid = any ($2::int[])) and wait_event_type is distinct from 'Client'
+           or pid = any ($2::int[]) and wait_event = 'ClientRead' and state = 'active')`
 
 // busy asks the server, over a new connection, for which of the connections it works.
-func (o *ownConns) busy(ctx context.Context, all map[*wire]int64) (busy map[int32]bool, err error) {
+func (o *ownConns) busy(ctx context.Context, pids, ofTxs []int32) (busy map[int32]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	once, err := pgxpool.NewWithConfig(ctx, o.probe.Copy()) // a pool, so that the application's hooks prepare the connection
@@ -206,12 +274,9 @@ func (o *ownConns) busy(ctx context.Context, all map[*wire]int64) (busy map[int3
 		return nil, err
 	}
 	defer conn.Release()
-	var pids, works []int32
-	for w := range all {
-		pids = append(pids, w.pid.Load())
-	}
+	var works []int32
 	var pid int32
-	if err := query(ctx, conn, whoWorks, []any{pids}, row(&pid, &works)); err != nil {
+	if err := query(ctx, conn, whoWorks, []any{pids, ofTxs}, row(&pid, &works)); err != nil {
 		return nil, err
 	}
 	if pid != pidOf(conn.Conn()) {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // slots are where the handlers of one queue run. They count the queue's jobs that are in a slot or on their way to one: the
@@ -155,6 +157,26 @@ type connections struct {
 	mu      sync.Mutex      // guards what follows
 	wanting int             // how many are true in queues, of which there may be thousands
 	queues  map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free
+
+	all map[*lazytx.Tx]*heldTx // handlers' transactions
+}
+
+// hold is for a transaction that has a connection, until drop.
+func (c *connections) hold(tx *lazytx.Tx, lease *Lease) {
+	c.held.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all == nil {
+		c.all = make(map[*lazytx.Tx]*heldTx)
+	}
+	c.all[tx] = &heldTx{tx: tx, lease: lease}
+}
+
+func (c *connections) drop(tx *lazytx.Tx) {
+	c.mu.Lock()
+	delete(c.all, tx)
+	c.mu.Unlock()
+	c.held.Add(-1)
 }
 
 func (c *connections) join(s *slots) {

@@ -2049,7 +2049,7 @@ declare
   ahead   float8;
   ready   bigint;
   wait    float8;
-  later   timestamptz;
+  recall  timestamptz;
   goes    bigint[];
   limits  text[];
   starts  timestamptz[];
@@ -2211,14 +2211,14 @@ begin
                    from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
                   cross join lateral (select id from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit taken + 1) w
                   limit taken + 1) w) then
-      later := now + case when taken = 1000 then 0
-                          when rate.gap is null or taken < takes then again::float8
-                          when ready::float8 >= ahead then least(2000000, greatest(20000, ready::float8 * rate.gap / 2, case when rate.debt > '-infinity' then -rate.debt / 2 else 0 end))
-                          when rested and taken::float8 < rate.burst then 20000
-                          else greatest(20000, debt + ((taken + 1)::float8 - (rate.burst - rate.kept)) * rate.gap - 250000) end * interval '1 microsecond';
+      recall := now + case when taken = 1000 then 0
+                           when rate.gap is null or taken < takes then again::float8
+                           when ready::float8 >= ahead then least(2000000, greatest(20000, ready::float8 * rate.gap / 2, case when rate.debt > '-infinity' then -rate.debt / 2 else 0 end))
+                           when rested and taken::float8 < rate.burst then 20000
+                           else greatest(20000, debt + ((taken + 1)::float8 - (rate.burst - rate.kept)) * rate.gap - 250000) end * interval '1 microsecond';
       if not exists (select from {{.schema}}.lane_calls c
-                      where c.slot = (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > now and c.due <= later and c.lane = line offset 0) then
-        perform {{.schema}}.call(array[line], later);
+                      where c.slot = (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > now and c.due <= recall and c.lane = line offset 0) then
+        perform {{.schema}}.call(array[line], recall);
       end if;
     end if;
   end loop;

@@ -65,8 +65,10 @@ func adds(m Migration) error {
 	versions := 0
 	own := map[string]bool{}
 	var functions []string
+	old := ""
 	for _, before := range read("onceq") {
 		if before.Version < m.Version {
+			old += comment.ReplaceAllString(before.Up, "")
 			for _, found := range newFunction.FindAllStringSubmatch(before.Up, -1) {
 				functions = append(functions, found[1])
 			}
@@ -92,6 +94,9 @@ func adds(m Migration) error {
 		case addsColumns.MatchString(c):
 			_, actions, _ := strings.Cut(c, " add column ")
 			for _, a := range strings.Split(actions, ", add column ") {
+				if name, _, _ := strings.Cut(a, " "); regexp.MustCompile(`\b` + name + `\b`).MatchString(old) {
+					return fmt.Errorf("%s: in a function of before %q may be a variable, and would then be the column of that name: let it have a name of its own", m.Name, name)
+				}
 				if strings.Contains(a, ", ") || strings.Contains(a, "not null") && !strings.Contains(a, " default ") ||
 					strings.Contains(a, "unique") || strings.Contains(a, "primary key") || strings.Contains(a, "references") || strings.Contains(a, "check") {
 					return fmt.Errorf("%s: an insert of the code before may not have, or not fit, the column %q: let it be null or have a default, and no constraint", m.Name, a)
@@ -123,8 +128,9 @@ func TestMigrationsAdd(t *testing.T) {
 		`alter table "onceq".jobs rename column lost to lost_leases`,
 		`alter table "onceq".jobs alter column lost type integer`,
 		`alter table "onceq".jobs add column later integer not null`,
-		`alter table "onceq".jobs add column a integer, add column b integer not null`,
-		`alter table "onceq".jobs add column a integer, drop column lost`,
+		`alter table "onceq".jobs add column added integer, add column added_too integer not null`,
+		`alter table "onceq".lane_calls add column debt integer`, // a variable of promote
+		`alter table "onceq".jobs add column added integer, drop column lost`,
 		`alter table "onceq".jobs add column later integer unique`,
 		`create unique index later on "onceq".jobs (kind)`,
 		`create or replace function "onceq".next_id(ids regclass, above bigint) returns bigint language sql as $$ select 1 $$`,

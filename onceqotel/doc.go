@@ -67,7 +67,7 @@
 //	onceq.workers                gauge      live workers that serve a queue
 //	onceq.workers.slots          gauge      how many jobs of a queue these can run at once
 //	onceq.workers.stale          gauge      workers that were not heard of for three minutes, and did not end
-//	onceq.paused.age             gauge      seconds since a queue or a kind was paused
+//	onceq.paused.age             gauge      seconds since a queue, a kind or a limit was paused
 //	onceq.limit.jobs             gauge      jobs of a limit by onceq.limit and onceq.state (live, waiting, delayed); counted up to 1,000
 //	onceq.limit.capacity         gauge      how many of them may be live at once; none for a rate alone
 //	onceq.limit.oldest.age       gauge      seconds for which the oldest due job has waited for a limit

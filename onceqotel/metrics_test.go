@@ -572,6 +572,7 @@ func scrape(t *testing.T) string {
 	b.enqueue(ctx, onceq.Job{Kind: "tick", Queue: "onceqcron"})
 	require.NoError(t, b.q.PauseKind(ctx, b.Pool, "welcome", ""))
 	require.NoError(t, b.q.PauseQueue(ctx, b.Pool, "mail", ""))
+	require.NoError(t, b.q.Pause(ctx, b.Pool, onceq.Pause{Limit: "provider"}))
 	b.Advance(time.Hour) // which makes findings of both
 	running, err := b.q.Claim(ctx, onceq.ClaimOptions{Queue: "lonely"})
 	require.NoError(t, err)
@@ -711,6 +712,9 @@ func TestPrometheus_ScrapeDashboardAndAlerts(t *testing.T) {
 	}
 	for name, expr := range alerts(t) {
 		exported.check(t, name, expr)
+		for label := range exported["onceq_paused_age_seconds"] {
+			require.True(t, name != "OnceqPaused" || !strings.HasPrefix(label, "onceq_") || strings.Contains(expr, label), label)
+		}
 	}
 }
 

@@ -76,7 +76,7 @@ func (g *gauges) init(meter metric.Meter) (all []metric.Observable, err error) {
 	number(&g.workers, "onceq.workers", "{worker}", "Live workers that serve a queue.")
 	number(&g.slots, "onceq.workers.slots", "{job}", "How many jobs of a queue its live workers can run at once.")
 	number(&g.stale, "onceq.workers.stale", "{worker}", "Workers that have not been heard of for three minutes and did not end.")
-	seconds(&g.paused, "onceq.paused.age", "For how long a queue or a kind has been paused.")
+	seconds(&g.paused, "onceq.paused.age", "For how long a queue, a kind or a limit has been paused.")
 	number(&g.limited, "onceq.limit.jobs", "{job}", "Jobs of a limit by state; counted up to 1,000.")
 	number(&g.room, "onceq.limit.capacity", "{job}", "How many jobs of a limit may be live at once.")
 	seconds(&g.limitOldest, "onceq.limit.oldest.age", "For how long the oldest due job has waited for a limit.")

@@ -31,7 +31,7 @@ const (
 	envQueryMode = "ONCEQ_TEST_QUERY_MODE"
 
 	// envSchema puts the tables into another schema than onceq, for tests that ask for no schema. Views in onceq stand
-	// in for them, so that a test's own statements still find onceq.jobs.
+	// in for its tables and views, so that a test's own statements still find onceq.jobs and onceq.v_jobs.
 	envSchema = "ONCEQ_TEST_SCHEMA"
 
 	// envLater is the path of a migration after those of the package: the tables are then newer than the code, as during a
@@ -86,7 +86,9 @@ func standIn(ctx context.Context, conn *pgx.Conn, schema, role string) error {
 	if schema != elsewhere() || schema == "" {
 		return nil
 	}
-	rows, err := conn.Query(ctx, `select tablename::text from pg_tables where schemaname = $1`, schema)
+	rows, err := conn.Query(ctx, `
+select tablename::text from pg_tables where schemaname = $1
+union all select viewname::text from pg_views where schemaname = $1`, schema)
 	if err != nil {
 		return err
 	}

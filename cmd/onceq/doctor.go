@@ -129,8 +129,9 @@ func (x *examination) put(f finding) {
 	x.found = append(x.found, f)
 }
 
-// run asks all questions, and puts what locks the tables before everything else: it may be why others have no answer. Each has a time limit of its own. One that has no answer within it is a finding, and those that follow have a
-// tenth of it: what keeps one waiting may keep others waiting too.
+// run asks all questions, and puts what locks the tables before everything else: it may be why others have no
+// answer. Each has a time limit of its own. One that has no answer within it is a finding. Those that follow it,
+// or a lock that was found, have a tenth of the limit: what keeps one waiting may keep others waiting too.
 func (x *examination) run(ctx context.Context) error {
 	defer func() {
 		slices.SortStableFunc(x.found, func(a, b finding) int { return cmp.Compare(first(a), first(b)) })
@@ -156,6 +157,9 @@ func (x *examination) run(ctx context.Context) error {
 			limit = x.a.timeout / 10
 		default:
 			return err
+		}
+		if slices.ContainsFunc(x.found, func(f finding) bool { return f.What == "lock" }) {
+			limit = x.a.timeout / 10
 		}
 	}
 	return nil

@@ -84,7 +84,7 @@ func TestDoctor_ATableThatIsLocked(t *testing.T) {
 	require.Eventually(t, func() bool {
 		a := do(t, db.URL, "doctor", "--timeout", "10s")
 		require.Equal(t, codeFindings, a.code, a.err)
-		return strings.HasPrefix(a.out, first) && strings.Contains(a.out, "paused: queue \"mail\"") && strings.Contains(a.out, "unanswered: the question about ")
+		return strings.HasPrefix(a.out, first) && strings.Contains(a.out, "paused: queue \"mail\"") && strings.Contains(a.out, "unanswered: the question about the tables had no answer within 1s")
 	}, 3*time.Minute, time.Millisecond)
 }
 

@@ -112,7 +112,7 @@ type Tx struct {
 	unended    []unended
 
 	root  Handle
-	mu    sync.Mutex               // held by each use of the connection
+	mu    useLock                  // held by each use of the connection
 	gate  sync.Mutex               // held for a moment before mu by those who do not wait for mu, and by ping all the time
 	cut   atomic.Bool              // a use of it did not end by itself
 	late  atomic.Bool              // closed because the handler did not return
@@ -126,6 +126,39 @@ type Tx struct {
 
 	pinged time.Time // see PingDue
 }
+
+// useLock is a mutex that says since when it is locked.
+type useLock struct {
+	sync.Mutex
+	since atomic.Int64 // in nanoseconds; 0 while it is not locked
+}
+
+func (l *useLock) Lock() {
+	l.Mutex.Lock()
+	l.since.Store(time.Now().UnixNano())
+}
+
+func (l *useLock) TryLock() bool {
+	locked := l.Mutex.TryLock()
+	if locked {
+		l.since.Store(time.Now().UnixNano())
+	}
+	return locked
+}
+
+func (l *useLock) Unlock() {
+	l.since.Store(0)
+	l.Mutex.Unlock()
+}
+
+// InUse says since when the connection has been in use, in nanoseconds, or 0 if it is not, and the number of the
+// server's process for it.
+func (tx *Tx) InUse() (since int64, pid uint32) {
+	return tx.mu.since.Load(), tx.link.Load().PgConn().PID()
+}
+
+// Cut closes the connection under whatever uses it, because the network has lost it.
+func (tx *Tx) Cut() { _ = tx.link.Load().PgConn().Conn().Close() }
 
 // New returns a transaction that is not open yet, and acquires the connection for it. Release gives the connection back.
 func New(ctx context.Context, cfg Config) (*Tx, error) {
@@ -253,8 +286,22 @@ func (tx *Tx) try() bool {
 // patience is how long to wait for things that must be done although their context has ended.
 const patience = 5 * time.Second
 
+// acquire gets a connection. The pool asks one that has been idle whether it is alive, and waits for the answer.
+// Where the network has lost it there is none: then another one is asked for, and the idle ones are dropped.
 func (tx *Tx) acquire(ctx context.Context) (err error) {
-	if tx.conn, err = tx.cfg.Pool.Acquire(ctx); err != nil {
+	for pool := tx.cfg.Pool; ; {
+		soon, cancel := context.WithTimeout(ctx, patience)
+		tx.conn, err = pool.Acquire(soon)
+		late := soon.Err() != nil
+		cancel()
+		if err == nil || !late || ctx.Err() != nil {
+			break
+		}
+		if pool.Stat().IdleConns() > 0 {
+			pool.Reset()
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
 	}
 	tx.raw = tx.conn.Conn()
@@ -473,6 +520,8 @@ func (tx *Tx) Commit(ctx context.Context, last ...Statement) (sure bool, err err
 	for _, statement := range all {
 		statement.queue(b)
 	}
+	tx.mu.Lock() // for InUse
+	defer tx.mu.Unlock()
 	results := tx.conn.SendBatch(ctx, b)
 	var tag pgconn.CommandTag
 	for n := 0; n < len(all) && err == nil; n++ {

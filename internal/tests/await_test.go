@@ -612,7 +612,7 @@ func TestAwaitEvent(t *testing.T) {
 	}
 	answers := make(chan answer, 1)
 	var asked atomic.Int64
-	q, err := onceq.New(db.Pool, nil)
+	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 	go func() {
 		payload, err := q.AwaitEvent(ctx, countingDB{db.Pool, &asked}, "s", "k")

@@ -32,7 +32,7 @@ func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 		`do $$
 		declare f text;
 		begin
-		  for f in select oid::regprocedure::text from pg_proc where pronamespace = (select relnamespace from pg_class where oid = '` + db.Schema + `.jobs'::regclass) loop
+		  for f in select oid::regprocedure::text from pg_proc where pronamespace = (select relnamespace from pg_class where relname = 'jobs' and relkind = 'r') loop
 		    execute 'alter function ' || f || ' set search_path = clock, pg_catalog, pg_temp';
 		  end loop;
 		end $$`,

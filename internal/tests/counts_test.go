@@ -212,13 +212,13 @@ func TestCounts_AreWrittenWhileItRuns(t *testing.T) {
 	t.Parallel()
 	long(t, "takes more than a minute")
 	db := queuetest.New(t)
-	sqlRun(t, db, `alter table onceq.job_counts rename to away`)
+	sqlRun(t, asOwner(t, db), `alter table job_counts rename to away`)
 	var ran atomic.Int64
 	w := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { ran.Add(1); return nil }))
 	add(t, db, onceq.Job{Payload: 1})
 	eventually(t, "the job", func() bool { return ran.Load() == 1 })
 	require.Eventually(t, func() bool { return w.count(onceq.EventBackground) > 0 }, 2*time.Minute, 100*time.Millisecond)
-	sqlRun(t, db, `alter table onceq.away rename to job_counts`)
+	sqlRun(t, asOwner(t, db), `alter table away rename to job_counts`)
 	require.NoError(t, w.stop())
 	require.Equal(t, 1, counts(t, db, onceq.CountFilter{})[0].Last(60).Completed)
 }

@@ -1065,7 +1065,7 @@ func TestTrap_EnqueueManyRunsAgainAfterADeadlock(t *testing.T) {
 	enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now()`)
 	enqExec(t, db.Pool, `delete from onceq.jobs`)
 
-	gated := gatedPool{db.Pool, "onceq.enqueue_jobs(", make(chan struct{}), make(chan struct{}), new(atomic.Bool)}
+	gated := gatedPool{db.Pool, ".enqueue_jobs(", make(chan struct{}), make(chan struct{}), new(atomic.Bool)}
 	many := background(func() ([]onceq.Result, error) {
 		return db.Queue.EnqueueMany(ctx, gated, []onceq.Job{job("a"), job("b")})
 	})

@@ -581,7 +581,7 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 			conformance.Few(t, 2)
 			db := queuetest.New(t)
 			seen := &eventLog{}
-			q, err := onceq.New(db.Pool, &onceq.Config{Hook: seen})
+			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: seen})
 			require.NoError(t, err)
 			c.job.Kind = "k"
 			first := must[onceq.Result](t)(q.Enqueue(t.Context(), db.Pool, c.job))

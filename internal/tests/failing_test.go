@@ -111,6 +111,20 @@ func TestHealth_ALimitThatIsFarTooLow(t *testing.T) {
 	require.False(t, all[0].Since.IsZero())
 	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "bank", onceq.Limit{AtOnce: 2}))
 	require.Len(t, findings(t, db, "slow_limit"), 1)
+
+	// Many quick jobs take as long. Their priority does not matter, nor that none has ended for a while.
+	sqlRun(t, db, `delete from onceq.job_waits`)
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "bank", onceq.Limit{AtOnce: 1}))
+	jobs := make([]onceq.Job, 4000)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Payload: i, Limit: "bank", Priority: onceq.PriorityLow}
+	}
+	must[[]onceq.Result](t)(db.Queue.EnqueueMany(t.Context(), db.Pool, jobs))
+	sqlRun(t, db, `update onceq.job_waits set run_at = run_at - interval '5 minutes'`)
+	sqlRun(t, db, `update onceq.job_counts set took = 20000000, minute = minute - interval '30 minutes'`)
+	all = findings(t, db, "slow_limit")
+	require.Len(t, all, 1)
+	require.Contains(t, all[0].Detail, `4000 jobs wait for limit "bank", which is 1 at once: at today's rate, about 1.8e+03 an hour, that takes 2h13m20s or more`)
 }
 
 // That no Reaper runs is seen by what one would have removed.

@@ -184,7 +184,7 @@ func TestTrap_WhatIsDecidedOfAFenceHoldsForTheTokenThatWasRead(t *testing.T) {
 		policy onceq.Policy
 		want   error
 	}{
-		"onceq.claim_fence(":    {onceq.Ask(func(context.Context, string) (any, bool, error) { asked++; return nil, false, nil }), onceq.ErrInFlight},
+		".claim_fence(":         {onceq.Ask(func(context.Context, string) (any, bool, error) { asked++; return nil, false, nil }), onceq.ErrInFlight},
 		"set state = 6, detail": {onceq.Hold(), onceq.ErrHeld},
 	} {
 		other := func() {}

@@ -25,7 +25,7 @@ func TestGroup_AnIdleWorkerLetsItGoOn(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = &statementHook{after: func(sql string) {
-			if strings.Contains(sql, "unnest((select $1::text[])") && strings.Contains(sql, "onceq.lane_calls") {
+			if strings.Contains(sql, "unnest((select $1::text[])") && strings.Contains(sql, ".lane_calls") {
 				select {
 				case asked <- struct{}{}:
 				default:
@@ -71,7 +71,7 @@ func TestGroup_RedriveBesideDeadCancel(t *testing.T) {
 	require.NoError(t, laneClaimOne(t, q, g.Members[0].ID).Fail(ctx, onceq.Fatal(errors.New("no"))))
 	var once atomic.Bool
 	hook.after = func(sql string) {
-		if strings.Contains(sql, "onceq.promote(") && once.CompareAndSwap(false, true) { // its answer names the job
+		if strings.Contains(sql, ".promote(") && once.CompareAndSwap(false, true) { // its answer names the job
 			_, err := q.Redrive(ctx, db.Pool, g.Members[0].ID)
 			require.NoError(t, err)
 		}

@@ -866,7 +866,7 @@ func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
 	t.Parallel()
 	looked := make(chan struct{}, 1000)
 	db, _ := hooked(t, &statementHook{after: func(sql string) {
-		if strings.Contains(sql, "onceq.promote(") {
+		if strings.Contains(sql, ".promote(") {
 			looked <- struct{}{}
 		}
 	}})
@@ -898,7 +898,7 @@ func TestLane_DrainClaimsWhatAnotherPromoterLetIn(t *testing.T) {
 	let := make(chan error, 1)
 	var once sync.Once
 	db, pool := hooked(t, &statementHook{before: func(sql string) {
-		if strings.Contains(sql, "onceq.promote(") {
+		if strings.Contains(sql, ".promote(") {
 			once.Do(func() { // Claim promotes, also if none of the kinds that it asks for has lanes
 				leases, err := other.Claim(context.Background(), onceq.ClaimOptions{Limit: 1, Kinds: []string{"none"}})
 				if len(leases) > 0 {
@@ -909,7 +909,7 @@ func TestLane_DrainClaimsWhatAnotherPromoterLetIn(t *testing.T) {
 		}
 	}})
 	var err error
-	other, err = onceq.New(pool, nil)
+	other, err = onceq.New(pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 	laneEnqueue(t, db.Queue, db.Pool, charges.Job(charge{1, 1}))
 	require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.job_waits`))
@@ -969,7 +969,7 @@ func busyAsks(t *testing.T, delay time.Duration) {
 	var asks, promotes atomic.Int64
 	db, _ := hooked(t, &statementHook{before: func(sql string) {
 		switch {
-		case strings.Contains(sql, "onceq.promote("):
+		case strings.Contains(sql, ".promote("):
 			promotes.Add(1)
 		case strings.HasPrefix(sql, "select exists (select from pg_catalog.generate_series(-1, 15)"):
 			asks.Add(1)

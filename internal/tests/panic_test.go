@@ -57,6 +57,9 @@ var panics = map[string]string{
 	"Lease.SetResult":            "results",
 	"Filter.Progress":            "progress of many",
 
+	"Part":  "(its Run is called by Serve: parts)",
+	"Serve": "parts",
+
 	"Once": "effects",
 	"Do":   "effects",
 	"Ask":  "ask",
@@ -175,6 +178,7 @@ func TestPanics(t *testing.T) {
 		"effects":             panicsInEffects,
 		"ask":                 panicsInAsk,
 		"errors":              panicsInErrors,
+		"parts":               panicsInParts,
 	} {
 		require.Contains(t, slices.Collect(maps.Values(panics)), name)
 		t.Run(name, test)
@@ -527,6 +531,33 @@ func panicsInErrors(t *testing.T) {
 	require.Less(t, longest, 100<<10)
 }
 
+// A part of a service that panics, or ends its goroutine, ends the service, and the others end as they should: handlers that run keep
+// their leases until they have returned.
+func panicsInParts(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]func(){"panic": func() { panic(boom{}) }, "goexit": runtime.Goexit} {
+		db := queuetest.New(t)
+		kind := onceq.Kind[int]{Name: "k"}
+		running := make(chan bool)
+		w := must[*onceq.Worker](t)(onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, _ *onceq.Lease, _ int) error {
+			close(running)
+			time.Sleep(100 * time.Millisecond) // its work
+			return ctx.Err()
+		})))
+		must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1)))
+		err := onceq.Serve(t.Context(), w, partFunc(func(context.Context) error {
+			<-running
+			ends()
+			return nil
+		}))
+		if name == "panic" {
+			isPanic(t, err)
+		}
+		require.ErrorContains(t, err, map[string]string{"panic": "boom!", "goexit": "a tests.partFunc has ended its goroutine"}[name])
+		require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
+	}
+}
+
 // Whatever a new field or parameter brings of the application's code is in the table, and the tests that it names are there.
 func TestPanics_TheTableIsComplete(t *testing.T) {
 	t.Parallel()
@@ -556,7 +587,7 @@ func TestPanics_TheTableIsComplete(t *testing.T) {
 
 // foreign matches types whose values may bring code: functions, interfaces that applications implement, values that are encoded.
 // Handles on the database and contexts are not among them: they run in the caller's goroutine.
-var foreign = regexp.MustCompile(`^(any|error|Hook|Timetable|Transaction|\*slog\.Logger|http\.Handler|http\.RoundTripper|\w+\.(Tracer|Meter)Provider|TxHandler)$`)
+var foreign = regexp.MustCompile(`^(\.\.\.)?(any|error|Hook|Part|Timetable|Transaction|\*slog\.Logger|http\.Handler|http\.RoundTripper|\w+\.(Tracer|Meter)Provider|TxHandler)$`)
 
 // calledIn gives the names of the exported fields and the functions of a package that take code of the application's.
 func calledIn(t *testing.T, root, pkg string) (names []string) {

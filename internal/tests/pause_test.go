@@ -25,7 +25,7 @@ type looks struct{ n atomic.Int64 }
 
 func (l *looks) hook() *statementHook {
 	return &statementHook{after: func(sql string) {
-		if strings.Contains(sql, "from onceq.pauses") {
+		if strings.Contains(sql, ".pauses") {
 			l.n.Add(1)
 		}
 	}}
@@ -138,7 +138,7 @@ func TestPause_WhileAClaimIsUnderWay(t *testing.T) {
 	count := l.hook().after
 	db, pool := hooked(t, &statementHook{after: count, before: func(sql string) {
 		// A claim that asks what is paused, as one does after half a second, would hear of it.
-		if strings.Contains(sql, claimsJobs) && !strings.Contains(sql, "onceq.pauses") && armed.CompareAndSwap(true, false) {
+		if strings.Contains(sql, claimsJobs) && !strings.Contains(sql, ".pauses") && armed.CompareAndSwap(true, false) {
 			close(claiming)
 			<-goOn
 		}
@@ -264,8 +264,8 @@ func TestPause_CostsNoFurtherMessages(t *testing.T) {
 		switch now := time.Now(); {
 		case strings.Contains(sql, "as next"):
 			looks, looked = looks+1, now
-		case strings.Contains(sql, "onceq.pauses") && now.Sub(looked) >= afresh:
-		case strings.Contains(sql, "onceq.pauses"), strings.Contains(sql, "rescan_turn("), strings.Contains(sql, "high_id"):
+		case strings.Contains(sql, ".pauses") && now.Sub(looked) >= afresh:
+		case strings.Contains(sql, ".pauses"), strings.Contains(sql, "rescan_turn("), strings.Contains(sql, "high_id"):
 			others++
 		}
 	}}
@@ -501,8 +501,7 @@ func TestLimitFull(t *testing.T) {
 
 			// A pause that is longer, or has no end, stays.
 			require.NoError(t, db.Queue.Pause(ctx, db.Pool, onceq.Pause{Limit: "provider", Note: "ann"}))
-			_, err := db.Pool.Exec(ctx, `select onceq.pause('limit', 'provider', null, 1000000, 'bob', true)`)
-			require.NoError(t, err)
+			sqlRun(t, asOwner(t, db), `select pause('limit', 'provider', null, 1000000, 'bob', true)`)
 			all, err := db.Queue.Pauses(ctx, db.Pool)
 			require.NoError(t, err)
 			require.Equal(t, []any{"ann", true}, []any{all[0].Note, all[0].Until.IsZero()})

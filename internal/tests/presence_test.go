@@ -166,6 +166,28 @@ func TestWorkers_APoolThatIsTooSmall(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
+// Slots are free, and the processes of all workers wait for connections.
+func TestWorkers_NoneHasAConnection(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	workerRow(t, db, 1, `{"default": 3}`, "k", "1 second")
+	sqlRun(t, db, `update onceq.workers set pool = '{"conns": 4, "wait": 60000000000}'`)
+	id := add(t, db, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set run_at = now() - interval '2 minutes'`)
+	e := must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, id))
+	require.Equal(t, onceq.CauseFull, e.Cause())
+	const why = "their processes wait for connections of their pools"
+	require.Contains(t, e.String(), why+", and handlers that need one do not start; raise the pool's MaxConns")
+	waiting := findings(t, db, "waiting")
+	require.Len(t, waiting, 1)
+	require.Contains(t, waiting[0].Detail, "none is running although 1 worker serves the queue; "+why)
+	require.Contains(t, waiting[0].Advice, "raise the pool's MaxConns")
+
+	// One of two has some.
+	workerRow(t, db, 2, `{"default": 3}`, "k", "1 second")
+	require.NotContains(t, must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, id)).String(), why)
+}
+
 // Handlers without a transaction, or the application itself, have all connections of the pool: the log warns of that, too, and the row
 // of the worker says for how long somebody has waited.
 func TestWorkers_WaitForConnections(t *testing.T) {

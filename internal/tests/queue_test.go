@@ -123,8 +123,8 @@ func TestWorker_TablesThatAreEmptiedMeanwhile(t *testing.T) {
 	eventually(t, "the others", func() bool { return ran.Load() == 3 })
 	require.Contains(t, w.logged(), "they were put back")
 
-	sqlRun(t, db, `
-insert into onceq.jobs (id, run_at, created_at, leased_until, holder, claims, max_attempts, priority, queue, kind, payload)
-values (nextval('onceq.ids'), now() - interval '1 hour', now() - interval '1 hour', now() - interval '1 minute', 1, 1, 3, 0, 'default', 'plain', '4')`)
+	sqlRun(t, asOwner(t, db), `
+insert into jobs (id, run_at, created_at, leased_until, holder, claims, max_attempts, priority, queue, kind, payload)
+values (nextval('ids'), now() - interval '1 hour', now() - interval '1 hour', now() - interval '1 minute', 1, 1, 3, 0, 'default', 'plain', '4')`)
 	eventually(t, "the job whose lease ran out before", func() bool { return ran.Load() == 4 })
 }

@@ -51,7 +51,7 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 						looks++
 					case strings.Contains(sql, "'onceq_lanes.slots'"):
 						promotes++
-					case strings.Contains(sql, "onceq.be_present("):
+					case strings.Contains(sql, ".be_present("):
 						present++ // once a minute
 					case !strings.Contains(sql, announces):
 						others = append(others, sql)
@@ -290,7 +290,7 @@ func TestQueues_AreNamedBeforeTheWorkerWaits(t *testing.T) {
 	named := make(chan int, 100)
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = &statementHook{after: func(sql string) {
-			if strings.Contains(sql, "insert into onceq.waiters") {
+			if strings.Contains(sql, announces) {
 				var n int
 				assert.NoError(t, conn.QueryRow(context.Background(), `select count(*) from waiter_queues`).Scan(&n))
 				named <- n

@@ -302,7 +302,7 @@ func (*asked) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatch
 	return ctx
 }
 func (a *asked) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	if strings.Contains(data.SQL, "onceq.take_slots(") && len(data.Args) == 4 {
+	if strings.Contains(data.SQL, ".take_slots(") && len(data.Args) == 4 {
 		if ids, ok := data.Args[1].([]int64); ok {
 			a.most.Store(max(a.most.Load(), int64(len(ids))))
 		}

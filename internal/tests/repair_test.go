@@ -783,7 +783,7 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 	claimed := make(chan error, 1)
 	var once sync.Once
 	db, pool := hooked(t, &statementHook{before: func(sql string) {
-		if strings.Contains(sql, "from onceq.cancel(") {
+		if strings.Contains(sql, ".cancel(") {
 			once.Do(func() {
 				leases, err := other.Claim(context.Background(), onceq.ClaimOptions{Limit: 1})
 				if len(leases) != 1 {
@@ -794,7 +794,7 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 		}
 	}})
 	var err error
-	other, err = onceq.New(pool, nil)
+	other, err = onceq.New(pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k"})
 	require.NoError(t, err)

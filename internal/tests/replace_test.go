@@ -478,7 +478,7 @@ func TestReplace_TheTimeOfAnotherPayloadStays(t *testing.T) {
 		id := add(t, db, inLine(line, 1, time.Hour, 0))
 		tx, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
-		changes := &between{tx, "onceq.replace_jobs(", func() {
+		changes := &between{tx, ".replace_jobs(", func() {
 			r, err := q.Enqueue(ctx, db.Pool, inLine(line, 2, 0, both))
 			require.NoError(t, err)
 			require.True(t, r.Replaced)

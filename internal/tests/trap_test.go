@@ -461,7 +461,7 @@ func (tr *trapTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.Trac
 func (tr *trapTracer) count(sql string, tag pgconn.CommandTag, err error) {
 	switch {
 	case err != nil:
-	case strings.Contains(sql, "onceq.rescan_turn("):
+	case strings.Contains(sql, ".rescan_turn("):
 		tr.asked.Add(1)
 		tr.turns.Add(tag.RowsAffected())
 	case strings.Contains(sql, "with page as"):

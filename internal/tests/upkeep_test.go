@@ -173,7 +173,7 @@ func TestTrap_HotStatementsKeepTheirPlans(t *testing.T) {
 	var statements, custom int
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `
 		select count(*), sum(custom_plans) from pg_prepared_statements
-		 where statement like '%onceq.jobs%' and (statement like '%for update skip locked%' or statement like '%ready as (%')
+		 where statement like '%.jobs%' and (statement like '%for update skip locked%' or statement like '%ready as (%')
 		   and statement not like '%pg_prepared_statements%' and statement not like '%lane_calls%'`).Scan(&statements, &custom))
 	require.Equal(t, 2, statements, "the claim and the release")
 	require.Zero(t, custom)

@@ -21,7 +21,7 @@ create table {{.schema}}.laters (
 );
 create index laters_note on {{.schema}}.laters (note);
 
-create function {{.schema}}.later(ids regclass, above bigint) returns bigint language sql as $$ select above $$;
+create function {{.schema}}.later(ids regclass, above bigint) returns bigint language sql set search_path = pg_catalog, pg_temp as $$ select above $$;
 
 update {{.schema}}.meta set version = 2;
 

@@ -843,24 +843,34 @@ with recursive line (lane, k) as (
   union all
   select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
     from line l where l.lane is not null and l.k < 500
+),
+took as materialized (
+  select kind, pg_catalog.sum(took)::float8
+         / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
+    from onceq.job_counts where span = 1 and minute >= statement_timestamp() - interval '1 hour' group by kind
 )
-select l.lane, w.waiting, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
-  from line l
- cross join lateral (select least(count(*) filter (where due), 1000) as waiting, least(count(*) filter (where not due), 1000) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
+select l.lane, w.waiting, m.most, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
+  from (select greatest(1000, 100000 / greatest(1, count(*))) as most from line) m
+ cross join line l
+ cross join lateral (select least(count(*) filter (where due), m.most) as waiting, least(count(*) filter (where not due), m.most) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
                select coalesce(due_at, run_at) as due_at, run_at <= statement_timestamp() as due
-                 from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit 1000) w) w
+                 from onceq.job_waits where lane = l.lane and priority = p.priority order by run_at, id limit m.most) w) w
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst
                  from onceq.lane_limits s
                 where s.lane = any (array[l.lane, pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
   left join lateral (
-       select kind from onceq.job_waits where lane = l.lane and priority = 0 and run_at <= statement_timestamp() order by run_at, id limit 1) j on true
-  left join lateral (
-       select pg_catalog.sum(took)::float8 / nullif(pg_catalog.sum(completed + failed + dead), 0)::float8 / 1e6::float8 as took
-         from onceq.job_counts where span = 1 and minute >= statement_timestamp() - interval '10 minutes' and kind = j.kind) c on true
+       select j.kind
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select kind from onceq.job_waits
+               where lane = l.lane and priority = p.priority and run_at <= statement_timestamp()
+               order by run_at, id limit 1) j
+        order by p.priority limit 1) j on true
+  left join took c on c.kind = any (array[j.kind])
  where l.lane is not null and s.n is distinct from 0 and w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by l.lane;
 
@@ -2327,7 +2337,10 @@ select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_con
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end;
 
 -- silent.go: whoWorks
-select pg_backend_pid(), array(select pid from pg_catalog.pg_stat_activity where pid = any ($1::int[]) and wait_event_type is distinct from 'Client');
+select pg_backend_pid(), array(
+       select pid from pg_catalog.pg_stat_activity
+        where (pid = any ($1::int[]) or pid = any ($2::int[])) and wait_event_type is distinct from 'Client'
+           or pid = any ($2::int[]) and wait_event = 'ClientRead' and state = 'active');
 
 -- statement.go: askTime
 select statement_timestamp();
