@@ -267,13 +267,16 @@ func (tx *Tx) GiveUp() {
 		return
 	}
 	tx.late.Store(true)
-	pg := tx.link.Load().PgConn()
+	go stop(tx.link.Load().PgConn())
+}
+
+// stop asks the server to stop what it does over a connection, and then closes it. In this order: a pooler knows
+// nothing any more of a connection that is closed, and lets its statement run on.
+func stop(pg *pgconn.PgConn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the network may have lost the server
+	defer cancel()
+	_ = pg.CancelRequest(ctx)
 	_ = pg.Conn().Close()
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		_ = pg.CancelRequest(ctx)
-	}()
 }
 
 // try is mu.TryLock, but a ping does not make it fail.
@@ -412,7 +415,9 @@ var (
 func (tx *Tx) Close() {
 	tx.root.closed.Store(true)
 	for began := time.Now(); !tx.try(); time.Sleep(time.Millisecond) {
-		tx.cut.Store(true)
+		if !tx.cut.Swap(true) {
+			stop(tx.link.Load().PgConn())
+		}
 		if time.Since(began) > patience {
 			return // the use does not wait for the connection
 		}
