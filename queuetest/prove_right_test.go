@@ -68,6 +68,18 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 		})
 	}
 	proofs := map[string]queuetest.Proof{
+		"a job with a lane and a limit, which is let in first": {
+			Job: func() onceq.Job {
+				j := provedJob()
+				j.Lane, j.Limit = "customer-1", "provider"
+				return j
+			},
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := oncePost(ctx, p, l)
+				return err
+			}),
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
+		},
 		"PUT and DELETE": {
 			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
 				for _, state := range []string{"open", "paid"} {
@@ -468,7 +480,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 			}
 			switch name {
 			case "a fallback", "a compensation", "giving up, and saying so", "ids of a sequence, times and the attempt", "a code made once",
-				"what a person knows of a held effect": // each place has an outcome of its own
+				"what a person knows of a held effect", "a job with a lane and a limit, which is let in first": // each place has an outcome of its own
 			default:
 				proof = queuetest.AtOwnSteps(proof)
 			}
