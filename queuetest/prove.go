@@ -852,7 +852,9 @@ func (r *proofRun) wait(ctx context.Context) (live int, err error) {
 			       array(select id from onceq.job_history where id in (select id from ours) and state = 8),
 			       coalesce(extract(epoch from coalesce(
 			          (select min(case when leased_until > statement_timestamp() then leased_until else run_at end) from onceq.jobs where id in (select id from ours)),
-			          (select min(run_at) from onceq.job_waits where id in (select id from ours) and not starts_with(lane, E'\x1f'))) -- failed, and left its lane
+			          (select greatest(min(w.run_at), max(p.until)) -- failed, and left its lane; or its limit is paused
+			             from onceq.job_waits w left join onceq.pauses p on p.what = 'limit' and w.lane = '/' || p.name
+			            where w.id in (select id from ours) and not starts_with(w.lane, E'\x1f')))
 			        - statement_timestamp()) * 1e6, 0)::bigint`, r.ids).Scan(&live, &held, &due)
 		if err != nil {
 			return 0, err
