@@ -90,24 +90,27 @@ func (j *Job) checkAfter() error {
 		return invalid("Replace", "is set for a job that waits for others, which cannot replace one; leave out Replace, or After")
 	}
 	for i, ref := range j.After {
-		field := fmt.Sprintf("After[%d]", i)
-		switch {
-		case ref.ID != 0 && (ref.Key != "" || ref.Scope != ""):
-			return invalid(field, "has an ID and a Scope or a Key; use the ID, or Scope and Key")
-		case ref.ID < 0:
-			return invalid(field, "has the ID %d; ids of jobs are positive", ref.ID)
-		case ref.ID > 0:
-			continue
-		case ref.Key == "" && ref.Scope != "":
-			return invalid(field, "has the Scope %q and no Key; Ref is for kinds that have a Key, so set the ID of the job instead", ref.Scope)
-		case ref.Key == "":
-			return invalid(field, "is empty; set the ID of a job, or its Scope and Key")
-		}
-		if err := cmp.Or(checkName(field+".Scope", ref.Scope, MaxScopeBytes), checkName(field+".Key", ref.Key, MaxKeyBytes)); err != nil {
+		if err := ref.check(fmt.Sprintf("After[%d]", i)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (r JobRef) check(field string) error {
+	switch {
+	case r.ID != 0 && (r.Key != "" || r.Scope != ""):
+		return invalid(field, "has an ID and a Scope or a Key; use the ID, or Scope and Key")
+	case r.ID < 0:
+		return invalid(field, "has the ID %d; ids of jobs are positive", r.ID)
+	case r.ID > 0:
+		return nil
+	case r.Key == "" && r.Scope != "":
+		return invalid(field, "has the Scope %q and no Key; Ref is for kinds that have a Key, so set the ID of the job instead", r.Scope)
+	case r.Key == "":
+		return invalid(field, "is empty; set the ID of a job, or its Scope and Key")
+	}
+	return cmp.Or(checkName(field+".Scope", r.Scope, MaxScopeBytes), checkName(field+".Key", r.Key, MaxKeyBytes))
 }
 
 // link is one row of job_members that is to be written.
@@ -147,8 +150,7 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 	if !slices.ContainsFunc(jobs, func(j Job) bool { return len(j.After) > 0 }) {
 		return nil, nil
 	}
-	type name struct{ scope, key string }
-	own := make(map[name]int)
+	own := make(map[JobRef]int) // the jobs of this call by their keys
 	type place struct{ job, ref int }
 	var asked []place
 	var scopes, keys []string
@@ -159,14 +161,14 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 				found[i].links = append(found[i].links, link{job: ref.ID})
 				continue
 			}
-			if at, ok := own[name{ref.Scope, ref.Key}]; ok {
+			if at, ok := own[ref]; ok {
 				found[i].here = append(found[i].here, at)
 				continue
 			}
 			asked, scopes, keys = append(asked, place{i, k}), append(scopes, ref.Scope), append(keys, ref.Key)
 		}
 		if e := &all[i]; e.key != "" {
-			own[name{e.header.scope, e.key}] = i
+			own[JobRef{Scope: e.header.scope, Key: e.key}] = i
 		}
 	}
 	field := func(p place) string { return afterField(len(jobs), p.job, p.ref) }
@@ -181,15 +183,8 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 		}
 		p := asked[n-1]
 		if id == nil {
-			ref := jobs[p.job].After[p.ref]
-			at, here := own[name{ref.Scope, ref.Key}]
-			switch e := &all[p.job]; {
-			case e.key == ref.Key && e.header.scope == ref.Scope:
-				return invalid(field(p), "names %s, which is that of the job itself; a job cannot wait for itself", ref)
-			case here:
-				return invalid(field(p), "names %s, which is that of a later one in this call (the one with index %d); put that one before", ref, at)
-			}
-			return invalid(field(p), "names %s, which no job has; enqueue that job before, in the same transaction or earlier", ref)
+			e := &all[p.job]
+			return noSuchJob(field(p), jobs[p.job].After[p.ref], JobRef{Scope: e.header.scope, Key: e.key}, own)
 		}
 		if l.job = *id; state.job(nil).Finished() {
 			l.state = state.job(nil)
@@ -212,6 +207,17 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 		}
 	}
 	return found, nil
+}
+
+// noSuchJob refuses a key in After that no job has yet. self is that of the job that waits; own are the jobs of the call by their keys.
+func noSuchJob(field string, ref, self JobRef, own map[JobRef]int) error {
+	switch at, here := own[ref]; {
+	case ref == self:
+		return invalid(field, "names %s, which is that of the job itself; a job cannot wait for itself", ref)
+	case here:
+		return invalid(field, "names %s, which is that of a later one in this call (the one with index %d); put that one before", ref, at)
+	}
+	return invalid(field, "names %s, which no job has; enqueue that job before, in the same transaction or earlier", ref)
 }
 
 func afterField(jobs, job, ref int) string {

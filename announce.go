@@ -277,24 +277,30 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	}
 	for i, f := range feeds {
 		if (f.announced.IsZero() || a.came) && f.heard == heard[i] {
-			if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
-				f.again = time.Time{}
-			}
-			f.follows = !a.backed || a.came || !f.more.IsZero()
-			switch {
-			case !a.backed || a.came: // otherwise there was always somebody to wake; and it came because there are jobs
-				c.lookSoon(f, now) // a job may have been committed just before the announcement
-			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
-				c.lookSoon(f, now.Add(lookEnough))
-			}
-			if !f.more.IsZero() && c.listener.polls {
-				f.left = now
-			}
-			c.lookForLeft(f, now)
-			f.more = time.Time{}
+			c.announcedOne(f, now)
 		}
 	}
 	c.setWaits()
+}
+
+// announcedOne is announced for a feed of which nothing was heard meanwhile.
+func (c *claimer) announcedOne(f *feed, now time.Time) {
+	a := &c.announcement
+	if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
+		f.again = time.Time{}
+	}
+	f.follows = !a.backed || a.came || !f.more.IsZero()
+	switch {
+	case !a.backed || a.came: // otherwise there was always somebody to wake; and it came because there are jobs
+		c.lookSoon(f, now) // a job may have been committed just before the announcement
+	case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
+		c.lookSoon(f, now.Add(lookEnough))
+	}
+	if !f.more.IsZero() && c.listener.polls {
+		f.left = now
+	}
+	c.lookForLeft(f, now)
+	f.more = time.Time{}
 }
 
 // setWaits tells the promoter whether it is woken for jobs of each queue.

@@ -34,7 +34,7 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 		switch {
 		case err != nil && ctx.Err() == nil && !errors.Is(err, errSilent): // otherwise there are new connections
 			return false, err
-		case last && err == nil && !slices.ContainsFunc(c.feeds, func(f *feed) bool { return f.due || len(f.quarantine.ids) > 0 }):
+		case last && err == nil && !slices.ContainsFunc(c.feeds, (*feed).hasMore):
 			return false, nil
 		case idle && !looks && c.left == left:
 			looks = true
@@ -48,6 +48,8 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 	}
 	return c.left > 0, nil
 }
+
+func (f *feed) hasMore() bool { return f.due || len(f.quarantine.ids) > 0 }
 
 // drain lets jobs into their lanes, and reports whether there may be more to do. The last look, while nothing runs, is for all calls,
 // because a handler may have committed some late, and for the ends of jobs that nobody tells. What is locked by a job of this drain

@@ -412,19 +412,7 @@ func giveBackArgs(outcomes []outcome, raise bool) []any {
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
-	var plain, ended, again, back []outcome
-	for _, o := range outcomes {
-		switch {
-		case o.state == StateCompleted && o.lease.plain(o.keep):
-			plain = append(plain, o)
-		case o.state.Finished():
-			ended = append(ended, o)
-		case o.wait == nil && !o.lease.lined() && q.citus.Load() != citusYes: // Citus refuses an update with the time
-			again = append(again, o)
-		default:
-			back = append(back, o)
-		}
-	}
+	plain, ended, again, back := q.byStatement(outcomes)
 	q.pauseFull(ctx, db, by, back)
 	var cancelled, held []int64
 	locks := 0
@@ -472,6 +460,23 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 	q.heed(ctx, db, cancelled)
 	q.unhold(ctx, db, held)
 	return stale, left, err
+}
+
+// byStatement parts outcomes by the statement that writes them.
+func (q *Queue) byStatement(outcomes []outcome) (plain, ended, again, back []outcome) {
+	for _, o := range outcomes {
+		switch {
+		case o.state == StateCompleted && o.lease.plain(o.keep):
+			plain = append(plain, o)
+		case o.state.Finished():
+			ended = append(ended, o)
+		case o.wait == nil && !o.lease.lined() && q.citus.Load() != citusYes: // Citus refuses an update with the time
+			again = append(again, o)
+		default:
+			back = append(back, o)
+		}
+	}
+	return plain, ended, again, back
 }
 
 // wrote reports an outcome after its statement. ok says that the guard held.

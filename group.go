@@ -249,19 +249,9 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 		return nil, err
 	}
 	err = inOne(ctx, begin, db, asIs, func(db DB) error {
-		var groups []int64
-		err := q.queryRow(ctx, db, groupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
-		switch {
-		case leaseLost(err):
-			e := l.event(EventLeaseLost)
-			e.Err = l.lostError("add members")
-			q.emit(ctx, e)
-			return e.Err
-		case err != nil:
-			l.conflicted(ctx, err)
-			return fmt.Errorf("onceq: add members: %w", q.told(err))
-		case len(groups) == 0 && !l.member:
-			return invalid("AddMembers", "was called by job %d, for which no job waits; enqueue with EnqueueMany, or make this job a member with EnqueueGroup or After", l.ID)
+		groups, err := l.groups(ctx, db)
+		if err != nil {
+			return err
 		}
 		if err := q.refuseCycles(ctx, db, groups, jobs, all); err != nil {
 			return err
@@ -283,6 +273,24 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 	}
 	q.enqueuedMany(ctx, all, results)
 	return results, err
+}
+
+// groups reads the groups to which AddMembers adds, and locks the lease.
+func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
+	err = l.q.queryRow(ctx, db, groupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
+	switch {
+	case leaseLost(err):
+		e := l.event(EventLeaseLost)
+		e.Err = l.lostError("add members")
+		l.q.emit(ctx, e)
+		return nil, e.Err
+	case err != nil:
+		l.conflicted(ctx, err)
+		return nil, fmt.Errorf("onceq: add members: %w", l.q.told(err))
+	case len(groups) == 0 && !l.member:
+		return nil, invalid("AddMembers", "was called by job %d, for which no job waits; enqueue with EnqueueMany, or make this job a member with EnqueueGroup or After", l.ID)
+	}
+	return groups, nil
 }
 
 // Member is a job that another one waits for.

@@ -283,9 +283,12 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		c.look(ctx, feeds, all)
 		return true
 	}
-	if now.Before(l.some.ended.Add(aTwentieth * l.some.took)) {
-		return false
-	}
+	return !now.Before(l.some.ended.Add(aTwentieth*l.some.took)) && c.lookAtSome(ctx, now)
+}
+
+// lookAtSome looks at the feeds whose time it is.
+func (c *claimer) lookAtSome(ctx context.Context, now time.Time) bool {
+	l := &c.looks
 	var feeds []*feed
 	most := l.page(false)
 	l.soon = slices.DeleteFunc(l.soon, func(f *feed) bool {

@@ -334,24 +334,27 @@ func (c *claimer) obey(p *paused) {
 	for _, f := range c.feeds {
 		paused := len(kinds) == 0 || p.queues[f.queue]
 		c.holdsBack = c.holdsBack || paused
-		if !changed && paused == f.paused {
-			continue
+		if changed || paused != f.paused {
+			c.obeyIn(f, paused, resumed || f.paused && !paused)
 		}
-		again := resumed || f.paused && !paused
-		f.paused, f.anew = paused, f.busy && (f.anew || again)
-		f.moves++
-		f.quarantine.forget()
-		if paused && f.slots.pooled {
-			c.exec.conns.wantNone(f.slots)
-		}
-		if again {
-			f.cursor.restart()
-		}
-		if !paused {
-			c.isDue(f)
-		}
-		c.exec.giveBackWaiting(f.slots, func(u unit) bool { return paused || !slices.Contains(kinds, u.tasks[0].h.kind) })
 	}
+}
+
+// obeyIn takes for one feed that it is paused or open. again says that something of it was resumed.
+func (c *claimer) obeyIn(f *feed, paused, again bool) {
+	f.paused, f.anew = paused, f.busy && (f.anew || again)
+	f.moves++
+	f.quarantine.forget()
+	if paused && f.slots.pooled {
+		c.exec.conns.wantNone(f.slots)
+	}
+	if again {
+		f.cursor.restart()
+	}
+	if !paused {
+		c.isDue(f)
+	}
+	c.exec.giveBackWaiting(f.slots, func(u unit) bool { return paused || !slices.Contains(c.kinds, u.tasks[0].h.kind) })
 }
 
 var errPausesChanged = errors.New("onceq: something was paused or resumed")
