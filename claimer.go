@@ -513,7 +513,7 @@ func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 	switch t := ask.turn; {
 	case t != nil:
 		if t.waited > turnAtOnce || t.missed {
-			f.othersUntil = ended.Add(othersClaim)
+			f.othersUntil = ended.Add(overlap)
 		}
 		if !t.missed {
 			f.vain = 0
@@ -522,7 +522,7 @@ func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 		return t.waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(2 * othersClaim)
+			f.turnsFrom = ended.Add(2 * overlap)
 		}
 	}
 	return 0

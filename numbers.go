@@ -72,7 +72,7 @@ const (
 
 // Claims (claimer.go, cursor.go, feed.go, rescan.go, turn.go, pause.go).
 const (
-	overlap      = 5 * time.Second        // claims look back so far; what comes later rescans find
+	overlap      = 5 * time.Second        // claims look back so far, and others that claim count for as long; rescans find the rest
 	briefLongest = time.Second            // for so long claims and looks for calls only go back briefly
 	recentStep   = 4096                   // jobs of one of the eight steps that are recent
 	lowestEvery  = 8                      // one in so many claims begins with a lower priority: none starves
@@ -85,7 +85,6 @@ const (
 	turnPatience = time.Second            // a claim waits no longer for its turn; as in awaitTurn
 	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
 	turnWritten  = 50 * time.Millisecond  // how long it stands where a claim ended
-	othersClaim  = 5 * time.Second        // so long others are taken to claim there too, and a place counts
 	pausesKnown  = 500 * time.Millisecond // pauses are read no more often in the message of a claim
 	pausesOld    = 2 * time.Second        // what was read longer ago is read again before a claim
 )

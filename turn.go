@@ -24,7 +24,7 @@ import (
 // A turn is an advisory lock, which the claim's transaction takes and keeps. That is sent in one message, so
 // it ends whatever becomes of the client, unless the client no longer reads an answer that does not fit into
 // the connection's buffers. So a worker waits no longer than turnPatience. Then it claims without a turn,
-// which nobody needs, and after the second time in a row it goes on in that way for two times othersClaim.
+// which nobody needs, and after the second time in a row it goes on in that way for two times overlap.
 //
 // A worker waits on its spare connection (session.go), so that the session can be used meanwhile, for one queue at a time. It
 // waits only where others claim. Whether they do, the claims in the session find out: these take the turn if it is free, and else
