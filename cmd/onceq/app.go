@@ -110,7 +110,7 @@ Begin with: onceq doctor`,
 		id       string
 		commands []*cobra.Command
 	}{
-		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
+		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.mcpCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
 		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.lanesCommand(), a.limitsCommand(), a.groupsCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
 		{"set", []*cobra.Command{a.migrateCommand(), a.checkCommand(), a.reapCommand()}},
 	} {

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// assistant starts the command as an assistant does, and is its client.
+func assistant(t *testing.T, url string, flags ...string) *mcp.ClientSession {
+	t.Helper()
+	c := exec.Command(binary, append([]string{"mcp"}, flags...)...) // #nosec G204 -- the command of this test; its context would end before the session
+	c.Env = command(t, url).Env
+	session, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).
+		Connect(t.Context(), &mcp.CommandTransport{Command: c}, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, session.Close())
+		require.Zero(t, c.ProcessState.ExitCode(), "the end of stdin ends it")
+	})
+	return session
+}
+
+func called(t *testing.T, s *mcp.ClientSession, tool string, args map[string]any) (text string, failed bool) {
+	t.Helper()
+	r, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args})
+	require.NoError(t, err)
+	require.Len(t, r.Content, 1)
+	return r.Content[0].(*mcp.TextContent).Text, r.IsError
+}
+
+// toolsOf returns the tools of a session by name, and whether each only reads.
+func toolsOf(t *testing.T, s *mcp.ClientSession) map[string]bool {
+	t.Helper()
+	reads := map[string]bool{}
+	for tool, err := range s.Tools(t.Context(), nil) {
+		require.NoError(t, err)
+		require.NotEmpty(t, tool.Description)
+		reads[tool.Name] = tool.Annotations.ReadOnlyHint
+	}
+	return reads
+}
+
+func TestMCP_Reads(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	q := db.Queue
+	r, err := q.Enqueue(t.Context(), db.Pool, onceq.Job{
+		Kind: "mail", Payload: json.RawMessage(`{"to":"secret-address"}`), Metadata: map[string]string{"customer": "secret-name"},
+	})
+	require.NoError(t, err)
+	s := assistant(t, db.URL)
+	tools := toolsOf(t, s)
+	for name, reads := range tools {
+		require.True(t, reads, "%s changes something", name)
+	}
+	for _, name := range []string{"doctor", "queues", "workers", "jobs_list", "jobs_show", "jobs_explain", "effects_list", "lanes_list", "limits_list", "groups_list", "schedules_list", "actions"} {
+		require.Contains(t, tools, name)
+	}
+	for name := range tools {
+		text, failed := called(t, s, name, nil)
+		if !failed {
+			require.True(t, json.Valid([]byte(text)), "%s answers with %s", name, text)
+		}
+	}
+	for _, tool := range []string{"jobs_show", "jobs_explain"} {
+		text, failed := called(t, s, tool, map[string]any{"arguments": []any{r.ID}})
+		require.False(t, failed, text)
+		require.Contains(t, text, `"mail"`)
+		require.NotContains(t, text, "secret")
+	}
+	text, failed := called(t, s, "jobs_list", map[string]any{"state": []any{"waiting"}, "limit": 10})
+	require.False(t, failed, text)
+	require.Contains(t, text, `"hidden; onceq mcp --payloads shows it"`)
+	require.NotContains(t, text, "secret")
+
+	text, _ = called(t, assistant(t, db.URL, "--payloads"), "jobs_show", map[string]any{"arguments": []any{r.ID}})
+	require.Contains(t, text, "secret-address")
+	require.Contains(t, text, "secret-name")
+}
+
+func TestMCP_RefusesWhatItDoesNotServe(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 1)
+	s := assistant(t, db.URL)
+	_, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "jobs_discard", Arguments: map[string]any{"kind": "mail"}})
+	require.ErrorContains(t, err, "jobs_discard")
+	for _, c := range []struct {
+		tool, says string
+		args       map[string]any
+	}{
+		{"jobs_show", "not the id of a job", map[string]any{"arguments": []any{"--database=postgres://elsewhere"}}},
+		{"jobs_show", `takes no "database"`, map[string]any{"database": "postgres://elsewhere"}},
+		{"jobs_show", "not found: job 4711", map[string]any{"arguments": []any{4711}}},
+		{"jobs_list", "is not possible here", map[string]any{"state": "nonsense"}},
+		{"jobs_list", "a text, a number, true or false is possible", map[string]any{"queue": map[string]any{"a": 1}}},
+	} {
+		text, failed := called(t, s, c.tool, c.args)
+		require.True(t, failed, "%s %v", c.tool, c.args)
+		require.Contains(t, text, c.says)
+	}
+	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
+	require.NoError(t, err)
+	require.Len(t, jobs, 1, "nothing was discarded")
+}
+
+func TestMCP_Acts(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 2)
+	s := assistant(t, db.URL, "--act")
+	tools := toolsOf(t, s)
+	require.Contains(t, tools, "jobs_redrive")
+	require.False(t, tools["jobs_redrive"])
+	require.True(t, tools["jobs_list"])
+	for name := range tools {
+		require.False(t, strings.HasPrefix(name, "migrate") || name == "ui" || name == "top" || name == "mcp", name)
+	}
+	text, failed := called(t, s, "jobs_redrive", map[string]any{"kind": "mail", "dry-run": true})
+	require.False(t, failed, text)
+	text, failed = called(t, s, "jobs_redrive", map[string]any{"kind": "mail", "why": "the provider is back"})
+	require.False(t, failed, text)
+	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{Kind: "mail"})
+	require.NoError(t, err)
+	require.Len(t, jobs, 2)
+	for _, j := range jobs {
+		require.Equal(t, onceq.StateWaiting, j.State)
+	}
+	actions, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{})
+	require.NoError(t, err)
+	require.NotEmpty(t, actions)
+	for _, one := range actions {
+		require.Equal(t, "ada@test (mcp)", one.Who)
+		require.Equal(t, "the provider is back", one.Why)
+		require.WithinDuration(t, time.Now(), one.At, time.Hour)
+	}
+}
