@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"net/url"
 	"os/exec"
 	"strings"
 	"testing"
@@ -111,6 +113,35 @@ func TestMCP_RefusesWhatItDoesNotServe(t *testing.T) {
 	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
 	require.NoError(t, err)
 	require.Len(t, jobs, 1, "nothing was discarded")
+}
+
+// A role that may only read is the wall that docs/run/operations.md speaks of: its tools answer, and --act changes nothing.
+func TestMCP_OfARoleThatMayOnlyRead(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 1)
+	const role = "onceq_mcp_reader"
+	for _, sql := range []string{
+		`create role ` + role + ` login password 'reader'`, `grant usage on schema onceq to ` + role, `grant select on all tables in schema onceq to ` + role, `grant select on all sequences in schema onceq to ` + role,
+	} {
+		_, err := db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		_, err := db.Pool.Exec(context.Background(), `drop owned by `+role+`; drop role `+role)
+		require.NoError(t, err)
+	})
+	to, err := url.Parse(db.URL)
+	require.NoError(t, err)
+	to.User = url.UserPassword(role, "reader")
+	s := assistant(t, to.String(), "--act")
+	for _, tool := range []string{"doctor", "queues", "jobs_list", "lanes_list", "limits_list", "schedules_list"} {
+		text, failed := called(t, s, tool, nil)
+		require.False(t, failed, "%s: %s", tool, text)
+	}
+	text, failed := called(t, s, "jobs_redrive", map[string]any{"kind": "mail"})
+	require.True(t, failed, text)
+	require.Contains(t, text, "permission denied")
 }
 
 func TestMCP_Acts(t *testing.T) {
