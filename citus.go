@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -13,14 +12,15 @@ import (
 // Citus sends a statement whole to the node that has the schema's tables, if it has no insert in a "with", no sequence and,
 // where it inserts what it selects, no function that is not immutable. Otherwise it takes the statement apart itself, in ways
 // that are slow, that need a two-phase commit, or that it does not know. The statements of this package that are not so are
-// sent in parts there, in one transaction: this file has the parts. What they have in common:
+// sent there in other words, which this file has. What these have in common:
 //
-//   - The sequence is on the coordinator, so ids are drawn first, by a statement that names no table.
+//   - The sequence is on the coordinator, so ids are drawn first, by a statement that names no table. EnqueueInBatch, which cannot wait
+//     for an answer, sends parts.
 //   - "from onceq.meta" says where an insert belongs. The table has one row.
 //   - Plans are not generic: for one Citus says "could not create distributed plan", or ends with a segmentation fault.
 //   - Nobody is notified. A notification from the node does not reach those who listen on the coordinator. Workers poll.
 //
-// TestCitus_ runs the parts on a plain server, in make matrix MODES=citus on a cluster.
+// TestCitus_ runs these on a plain server, in make matrix MODES=citus on a cluster.
 
 // onCitus reports whether the server has Citus, and asks it once. Its error is for the text of another one.
 func (q *store) onCitus(ctx context.Context, db DB) (bool, error) {
@@ -55,24 +55,6 @@ const (
 	citusYes
 )
 
-// inParts is how a statement is sent on Citus: with the statement's arguments, and rows of its columns for read.
-type inParts func(p *parts, args []any, read func(pgx.Rows) error) error
-
-// apart returns how a statement is sent in parts, or nil for one that Citus takes whole.
-func apart(statement string) inParts {
-	switch statement {
-	case insertKeyed, enqueueOne:
-		return enqueueOneInParts
-	case enqueueJobs:
-		return enqueueManyInParts
-	case insertFence, takeFence:
-		return claimFenceInParts
-	case readRefs:
-		return refsInParts
-	}
-	return nil
-}
-
 // onNode makes a call of a function a query on a table, which goes to that table's node, in transactions too.
 // A call alone would run on the coordinator in a transaction, and each of its steps would be a hop.
 func onNode(statement string) string {
@@ -94,86 +76,57 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
             then citus_relation_size('onceq.job_fences'::regclass) else pg_catalog.pg_relation_size('onceq.job_fences'::regclass) end
        / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
 
-// parts sends the parts of one statement in one transaction.
-type parts struct {
-	ctx context.Context
-	q   *store
-	db  DB
-}
-
 // lockTimeout sets on the node how long a transaction waits for a lock there. Citus does not pass on what is set on the coordinator.
 const lockTimeout = `select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta`
 
-// sendInParts sends the parts. They wait for locks for no longer than by says.
-func (q *store) sendInParts(ctx context.Context, db DB, by way, statement inParts, args []any, read func(pgx.Rows) error) error {
-	limited := by.patience > 0 && own(db) != nil
-	begin, err := mustOpen(ctx, db)
-	if err != nil {
-		return err
+// draws says of a statement that it needs what the sequence says, which is on the coordinator.
+func draws(statement string) bool {
+	switch statement {
+	case insertKeyed, enqueueOne, enqueueJobs, insertFence, takeFence, readRefs:
+		return true
 	}
-	err = inOne(ctx, begin, db, asIs, func(db DB) error {
-		if limited {
-			if err := query(ctx, db, q.sql(lockTimeout), []any{by.limit()}, noRows); err != nil {
-				return err
+	return false
+}
+
+// drawn asks the sequence for what such a statement needs. It returns what is sent in its place, and with which arguments.
+func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) (string, []any, error) {
+	var ids []int64
+	ask, n, answer := drawIDs, []any{1}, row(nil, &ids)
+	switch statement {
+	case enqueueJobs:
+		n[0] = len(args[1].([]string))
+	case readRefs:
+		ids = make([]int64, 1)
+		ask, n, answer = readSequence, nil, row(&ids[0])
+	}
+	if err := query(ctx, db, q.sql(ask), n, answer); err != nil {
+		return "", nil, err
+	}
+	args = slices.Clone(args)
+	switch statement {
+	case insertKeyed: // has nine arguments, where enqueueOne has eighteen
+		args = append(args, make([]any, 18-len(args))...)
+	case insertFence: // has no token to take over
+		args = append(args, nil, false, "", false)
+	case enqueueJobs:
+		slices.Sort(ids)
+		for i, id := range args[5].([]int64) { // some have ids already
+			if id != 0 {
+				ids[i] = id
 			}
 		}
-		return statement(&parts{ctx: ctx, q: q, db: db}, args, read)
-	})
-	if err != nil && begin == nil && ctx.Err() != nil {
-		q.refuseCommit(ctx, db)
+		args[5] = ids
+		return enqueueDrawn, args, nil
 	}
-	return q.told(err)
-}
-
-// refuseCommit ends the caller's transaction with an error: its context has ended between two parts, where pgx leaves the transaction
-// as it is, and one that commits all the same would commit half of them.
-func (q *store) refuseCommit(ctx context.Context, db DB) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	_ = query(ctx, db, q.sql(`select onceq.lease_lost(0::bigint)`), nil, noRows)
-}
-
-func (p *parts) send(statement string, args []any, read func(pgx.Rows) error) error {
-	return query(p.ctx, p.db, p.q.sql(onNode(statement)), args, read)
-}
-
-// draw returns new ids.
-func (p *parts) draw(n int) (ids []int64, err error) {
-	return ids, p.send(drawIDs, []any{n}, row(nil, &ids))
+	return map[string]string{insertKeyed: enqueueOneDrawn, enqueueOne: enqueueOneDrawn, insertFence: claimFenceDrawn, takeFence: claimFenceDrawn, readRefs: refsApart}[statement],
+		append(args, ids[0]), nil
 }
 
 // enqueueDrawn is enqueueJobs for jobs that have ids: the sequence is on the coordinator.
 var enqueueDrawn = enqueueJobsFrom("null")
 
-// enqueueManyInParts draws ids for jobs, and sends them. Nobody is woken: a notification would come from the node.
-func enqueueManyInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	ids, err := p.draw(len(args[1].([]string)))
-	if err != nil {
-		return err
-	}
-	slices.Sort(ids)
-	for i, id := range args[5].([]int64) {
-		if id != 0 {
-			ids[i] = id
-		}
-	}
-	args = slices.Clone(args)
-	args[5] = ids
-	return p.send(enqueueDrawn, args, read)
-}
-
 // enqueueOneDrawn is enqueueOne for a job that has an id, on the node.
 var enqueueOneDrawn = enqueueOneFrom("onceq.meta, ", "null", "$19::bigint")
-
-// enqueueOneInParts sends what insertKeyed and enqueueOne send.
-func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	ids, err := p.draw(1)
-	if err != nil {
-		return err
-	}
-	args = append(slices.Clone(args), make([]any, 18-len(args))...) // insertKeyed has nine
-	return p.send(enqueueOneDrawn, append(args, ids[0]), read)
-}
 
 // claimFenceDrawn is takeFence, and without a token insertFence, with a drawn id.
 const claimFenceDrawn = `
@@ -181,27 +134,8 @@ select f.holds, f.token, f.until, f.since, f.identity
   from onceq.meta, onceq.claim_fence(null, $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
                                      $11::bigint, $12::bool, $13::text, $14::bool, $15::bigint) f`
 
-func claimFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	ids, err := p.draw(1)
-	if err != nil {
-		return err
-	}
-	if args = slices.Clone(args); len(args) == 10 { // insertFence
-		args = append(args, nil, false, "", false)
-	}
-	return p.send(claimFenceDrawn, append(args, ids[0]), read)
-}
-
 // refsApart is readRefs with what the sequence says, which is on the coordinator.
 var refsApart = refsFrom(`$3::bigint`)
-
-func refsInParts(p *parts, args []any, read func(pgx.Rows) error) error {
-	var last int64
-	if err := p.send(readSequence, nil, row(&last)); err != nil {
-		return err
-	}
-	return p.send(refsApart, append(slices.Clone(args), last), read)
-}
 
 // What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a
 // random holder that it was taken just now.

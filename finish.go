@@ -463,7 +463,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 }
 
 // byStatement parts outcomes by the statement that writes them.
-func (q *Queue) byStatement(outcomes []outcome) (plain, ended, again, back []outcome) {
+func (q *store) byStatement(outcomes []outcome) (plain, ended, again, back []outcome) {
 	for _, o := range outcomes {
 		switch {
 		case o.state == StateCompleted && o.lease.plain(o.keep):

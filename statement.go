@@ -238,13 +238,13 @@ func (q *store) send(ctx context.Context, db DB, by way, statement string, args 
 			db = conn
 		}
 	}
-	if db != nil && q.citus.Load() != citusNo {
-		if parts := apart(statement); parts != nil {
-			if citus, err := q.onCitus(ctx, db); err != nil {
-				return q.told(err)
-			} else if citus {
-				return q.sendInParts(ctx, db, by, parts, args, read)
-			}
+	if db != nil && q.citus.Load() != citusNo && draws(statement) {
+		citus, err := q.onCitus(ctx, db)
+		if citus {
+			statement, args, err = q.drawn(ctx, db, statement, args)
+		}
+		if err != nil {
+			return q.told(err)
 		}
 	}
 	if q.citus.Load() == citusYes {

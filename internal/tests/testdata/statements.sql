@@ -168,9 +168,6 @@ values (pg_catalog.nextval('onceq.ids'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
 returning id, run_at > created_at, 1;
 
--- citus.go: refuseCommit
-select onceq.lease_lost(0::bigint);
-
 -- citus.go: retakeApart
 update onceq.job_fences f
    set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
