@@ -125,6 +125,7 @@ Begin with: onceq doctor`,
 	}
 	a.names = regexp.MustCompile(`\bonceq (` + strings.Join(names, "|") + `)\b`)
 	accepting(root)
+	a.completing(root)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usagef("%w; see: %s --help", err, c.CommandPath())
 	})

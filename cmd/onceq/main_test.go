@@ -968,6 +968,37 @@ func TestCompletions(t *testing.T) {
 	}
 	require.Contains(t, fine(t, "", "__complete", "jobs", "list", "--state", "d"), "delayed\n")
 	require.Contains(t, fine(t, "", "__complete", "jobs", ""), "redrive\t")
+	require.Equal(t, ":4\n", fine(t, "postgres://127.0.0.1:1/nowhere?connect_timeout=1", "__complete", "jobs", "list", "--queue", ""), "without a database it offers nothing")
+}
+
+// Names come from the database, those that a terminal would obey are left out, and what one would type next is among them.
+func TestCompletions_OfNames(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	ctx := t.Context()
+	jobs := []onceq.Job{{Kind: "k", Payload: 1, Lane: "customer-7", Queue: "mail"}, {Kind: "k", Payload: 1, Lane: "customer-7", Queue: "mail"}, {Kind: "evil\x1b[2J", Payload: 1}}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	group, err := db.Queue.EnqueueGroup(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1}, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 2}))
+	_, err = db.Pool.Exec(ctx, `insert into onceq.queues (queue, rescanned_at) values ('billing', now())`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(ctx, `insert into onceq.schedules (name) values ('nightly')`)
+	if err != nil {
+		t.Log(err) // the table has more columns that must be set: schedules are tested where they are made
+	}
+	for _, c := range []struct{ line, offers string }{
+		{"jobs list --queue b", "billing"}, {"queues b", "billing"}, {"jobs move 1 --to b", "billing"}, {"jobs list --kind ", "k"},
+		{"limits remove p", "provider"}, {"pause --limit ", "provider"}, {"lanes limit c", "k/customer-7"}, {"jobs show ", fmt.Sprint(group.Then.ID)},
+		{"groups show ", fmt.Sprint(group.Then.ID)}, {"jobs cancel --group ", fmt.Sprint(group.Then.ID)},
+	} {
+		args := strings.Split(c.line, " ")
+		out := fine(t, db.URL, append([]string{"__complete"}, args...)...)
+		require.Contains(t, strings.Split(out, "\n"), c.offers, c.line)
+		require.NotContains(t, out, "evil", c.line)
+		require.True(t, strings.HasSuffix(out, ":4\n"), "no files: %q", out)
+	}
 }
 
 // proxy stands between the command and the server, and can take the server away.
