@@ -12,8 +12,8 @@ import (
 // completions say where a shell's completion finds the names that the database knows, by the flag, or by the word that stands for an argument.
 // None of them reads more than a few thousand rows.
 var completions = map[string]string{
-	"QUEUE": `select queue from onceq.queues union select unnest(queues) from onceq.v_workers`,
-	"KIND":  `select unnest(kinds) from onceq.v_workers union select kind from (select kind from onceq.v_jobs limit 1000) j`,
+	"QUEUE": `select queue from onceq.queues union select jsonb_object_keys(queues) collate "C" from onceq.v_workers`,
+	"KIND":  `select unnest(kinds) collate "C" from onceq.v_workers union select kind from (select kind from onceq.v_jobs limit 1000) j`,
 	"LANE": `select lane from (select lane from onceq.job_waits where starts_with(path, lane) or path is null limit 1000) w
 	          union select lane from onceq.lane_limits where not starts_with(lane, '/') and not lane like '%/'`,
 	"LIMIT":    `select substr(lane, 2) from onceq.lane_limits where starts_with(lane, '/')`,
@@ -49,7 +49,7 @@ func (a *app) complete(sql string) cobra.CompletionFunc {
 		if a.connect(ctx, false) != nil {
 			return nil, none
 		}
-		rows, err := a.pool.Query(ctx, strings.ReplaceAll(sql, "onceq.", pgx.Identifier{a.schema}.Sanitize()+".")+" order by 1")
+		rows, err := a.pool.Query(ctx, `select name from (`+strings.ReplaceAll(sql, "onceq.", pgx.Identifier{a.schema}.Sanitize()+".")+`) s (name) order by name collate "C"`)
 		if err != nil {
 			return nil, none
 		}

@@ -979,18 +979,16 @@ func TestCompletions_OfNames(t *testing.T) {
 	jobs := []onceq.Job{{Kind: "k", Payload: 1, Lane: "customer-7", Queue: "mail"}, {Kind: "k", Payload: 1, Lane: "customer-7", Queue: "mail"}, {Kind: "evil\x1b[2J", Payload: 1}}
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
-	group, err := db.Queue.EnqueueGroup(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1}, onceq.Job{Kind: "k", Payload: 1})
+	group, err := db.Queue.EnqueueGroup(ctx, db.Pool, []onceq.Job{{Kind: "k", Payload: 1}}, onceq.Job{Kind: "k", Payload: 1})
 	require.NoError(t, err)
 	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 2}))
 	_, err = db.Pool.Exec(ctx, `insert into onceq.queues (queue, rescanned_at) values ('billing', now())`)
 	require.NoError(t, err)
-	_, err = db.Pool.Exec(ctx, `insert into onceq.schedules (name) values ('nightly')`)
-	if err != nil {
-		t.Log(err) // the table has more columns that must be set: schedules are tested where they are made
-	}
+	_, err = db.Pool.Exec(ctx, `insert into onceq.schedules (name, owner, spec, zone, missed) values ('nightly', 'shop', '@daily', 'UTC', 'latest')`)
+	require.NoError(t, err)
 	for _, c := range []struct{ line, offers string }{
 		{"jobs list --queue b", "billing"}, {"queues b", "billing"}, {"jobs move 1 --to b", "billing"}, {"jobs list --kind ", "k"},
-		{"limits remove p", "provider"}, {"pause --limit ", "provider"}, {"lanes limit c", "k/customer-7"}, {"jobs show ", fmt.Sprint(group.Then.ID)},
+		{"limits remove p", "provider"}, {"schedules fire n", "nightly"}, {"pause --limit ", "provider"}, {"lanes limit k", "k/customer-7"}, {"jobs show ", fmt.Sprint(group.Then.ID)},
 		{"groups show ", fmt.Sprint(group.Then.ID)}, {"jobs cancel --group ", fmt.Sprint(group.Then.ID)},
 	} {
 		args := strings.Split(c.line, " ")
