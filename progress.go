@@ -20,7 +20,7 @@ const MaxProgressBytes = 1000
 // Progress says how far the job has come, for people who look at it (JobInfo.Progress). It sends nothing by itself: the next
 // beat writes the latest report, a third of WorkerConfig.Lease after the one before, and so does Extend. So it may be called
 // for every row of a file. A job that ends before its first beat leaves none. What an earlier run reported is shown until the
-// job is claimed again.
+// job is claimed again, or until it waits in line for its lane or its limit, as after an Await.
 //
 // A total of 0 means that it is not known. In HandleTx and HandleBatch it returns an error, because nobody can change the
 // job's row while their transaction is open.
