@@ -95,7 +95,8 @@ Begin with: onceq doctor`,
 			}
 			return nil
 		},
-		Version: version(),
+		PersistentPostRun: func(c *cobra.Command, _ []string) { a.doubted(c) },
+		Version:           version(),
 	}
 	root.SetVersionTemplate("onceq {{.Version}}\n")
 	flags := root.PersistentFlags()

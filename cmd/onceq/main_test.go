@@ -999,6 +999,25 @@ func TestCompletions_OfNames(t *testing.T) {
 	}
 }
 
+// A name that nobody knows is doubted, with the one that may have been meant.
+func TestNames_ThatNobodyKnows(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	_, err := db.Pool.Exec(t.Context(), `insert into onceq.queues (queue, rescanned_at) values ('images', now())`)
+	require.NoError(t, err)
+	kill(t, db, 1)
+	require.Contains(t, do(t, db.URL, "jobs", "list", "--queue", "imagse").err, `No worker and no job has the queue "imagse"; there is "images"`)
+	require.Contains(t, do(t, db.URL, "jobs", "list", "--queue", "unlike").err, "No worker and no job has the queue \"unlike\"\n")
+	require.Contains(t, do(t, db.URL, "jobs", "cancel", "--kind", "mial", "--yes").err, `there is "mail"`)
+	require.NotContains(t, do(t, db.URL, "jobs", "list", "--queue", "mail", "--kind", "mail").err, "No worker and no job")
+	require.Empty(t, do(t, db.URL, "jobs", "list", "--queue", "imagse", "--json").err)
+	for _, c := range []struct {
+		word, near string
+	}{{"mail", "mail"}, {"mial", "mail"}, {"", ""}, {"mails", "mail"}, {"invoice", ""}, {"billings", "billing"}} {
+		require.Equal(t, c.near, nearest(c.word, []string{"billing", "mail"}), c.word)
+	}
+}
+
 // proxy stands between the command and the server, and can take the server away.
 type proxy struct {
 	t      *testing.T

@@ -152,8 +152,8 @@ let in. Jobs that run go on, and enqueueing works as always. It lasts until --un
 }
 
 // known reports whether any worker or job has the queue or the kind.
-func (a *app) known(ctx context.Context, tx pgx.Tx, queue, kind string) (bool, error) {
-	workers, err := a.q.Workers(ctx, tx)
+func (a *app) known(ctx context.Context, db onceq.DB, queue, kind string) (bool, error) {
+	workers, err := a.q.Workers(ctx, db)
 	if err != nil {
 		return false, err
 	}
@@ -162,7 +162,7 @@ func (a *app) known(ctx context.Context, tx pgx.Tx, queue, kind string) (bool, e
 			return true, nil
 		}
 	}
-	jobs, err := a.q.List(ctx, tx, onceq.Filter{Queue: queue, Kind: kind, Limit: 1, WithoutPayloads: true})
+	jobs, err := a.q.List(ctx, db, onceq.Filter{Queue: queue, Kind: kind, Limit: 1, WithoutPayloads: true})
 	return len(jobs) > 0, err
 }
 
