@@ -24,7 +24,7 @@ func TestOperationsPage(t *testing.T) {
 	for _, c := range commands {
 		line, _, _ := strings.Cut(c[1], "  #")
 		line, _, _ = strings.Cut(line, " | ")
-		if strings.HasPrefix(line, "top") || strings.HasPrefix(line, "ui") || strings.HasPrefix(line, "mcp") || strings.HasPrefix(line, "migrate") || strings.HasPrefix(line, "completion") {
+		if strings.HasPrefix(line, "top") || strings.HasPrefix(line, "ui") || strings.HasPrefix(line, "mcp") || strings.HasPrefix(line, "jobs watch") || strings.HasPrefix(line, "migrate") || strings.HasPrefix(line, "completion") {
 			continue
 		}
 		args := split(line)

@@ -19,8 +19,8 @@ import (
 )
 
 func (a *app) jobsCommand() *cobra.Command {
-	return group("jobs", "List, show, explain, cancel, retry, redrive and discard jobs",
-		a.listCommand(), a.showCommand(), a.explainCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand(), a.moveCommand())
+	return group("jobs", "List, show, explain, watch, cancel, retry, redrive and discard jobs",
+		a.listCommand(), a.errorsCommand(), a.showCommand(), a.explainCommand(), a.watchCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand(), a.moveCommand())
 }
 
 func (a *app) listCommand() *cobra.Command {

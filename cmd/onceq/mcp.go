@@ -66,7 +66,7 @@ func (a *app) serveTools(act, payloads bool) *mcp.Server {
 func tools(c *cobra.Command) (all []*cobra.Command) {
 	for _, below := range c.Commands() {
 		switch {
-		case below.GroupID == "set" || slices.Contains([]string{"top", "ui", "mcp", "help", "completion"}, below.Name()):
+		case below.GroupID == "set" || slices.Contains([]string{"top", "ui", "watch", "mcp", "help", "completion"}, below.Name()):
 		case below.HasSubCommands():
 			all = append(all, tools(below)...)
 		default:
