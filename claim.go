@@ -528,7 +528,7 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before .
 	l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
 	if strings.Contains(l.Lane, lineSep) {
 		var slotted bool
-		if l.Lane, l.Limit, slotted = splitPath(l.Lane); slotted {
+		if l.Lane, l.Limit, l.Weight, slotted = splitPath(l.Lane); slotted {
 			l.slot = l.began.Add(l.RunAt.Sub(now))
 			l.q.far.saw(l.began)
 		}

@@ -373,9 +373,9 @@ with recursive line (lane, k) as (
   select l.lane, h.id, h.since, h.worker
     from line l
    cross join lateral (
-         select count(*) as live, (pg_catalog.array_agg(id order by since) filter (where goes_on))[1] as id, pg_catalog.min(since) filter (where goes_on) as since,
+         select pg_catalog.sum(case when l.lane like '/%' then onceq.weight(path) else 1 end) as live, (pg_catalog.array_agg(id order by since) filter (where goes_on))[1] as id, pg_catalog.min(since) filter (where goes_on) as since,
                 (pg_catalog.array_agg(worker order by since) filter (where goes_on))[1] as worker
-           from (select j.id, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
+           from (select j.id, j.lane as path, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
                         case when (j.progress ->> 'claims'::text)::bigint = j.claims then (j.progress ->> 'since'::text)::timestamptz -- beats write it
                              else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0)::float8 * interval '1 microsecond' end as since
                    from onceq.lane_places p

@@ -55,6 +55,39 @@ func (l *Lease) SetResult(v any) error {
 	return nil
 }
 
+// SetWeight says how often the job has counted in its limit in truth, where Job.Weight was a guess: the
+// tokens that a model has used. It is for limits with Max or Rate: with the end of this attempt, in the same
+// commit, the jobs after it wait as much longer or shorter. 0 means that it did not count at all. It is 0 to
+// MaxWeight. The last call in the attempt counts, also if a transaction of the handler is rolled back. The
+// next attempt weighs what the job was enqueued with, and so does one whose lease is lost. For a job without
+// such a limit it changes nothing.
+func (l *Lease) SetWeight(n int) error {
+	if n < 0 || n > MaxWeight {
+		return invalid("SetWeight", "got %d; 0 to 1,000,000,000 is possible", n)
+	}
+	l.heavier.Store(int64(n - l.Weight))
+	return nil
+}
+
+// heavierArg is what the ends of jobs say of SetWeight: how much more each of them weighed, by id; nil for
+// nothing.
+func heavierArg(outcomes []outcome) any {
+	var all map[int64]int64
+	for _, o := range outcomes {
+		if n := o.lease.heavier.Load(); n != 0 && o.lease.slotted() {
+			if all == nil {
+				all = make(map[int64]int64)
+			}
+			all[o.lease.ID] = n
+		}
+	}
+	if all == nil {
+		return nil
+	}
+	text, _ := json.Marshal(all) // a map of numbers always encodes
+	return string(text)
+}
+
 func encodeResult(v any) (string, error) { return encodeJSON("result", v) }
 
 // encodeJSON takes an empty json.RawMessage for null, as encodePayload does: a provider's answer without a body is one.
@@ -296,10 +329,12 @@ select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinali
 // those among them that somebody wants cancelled.
 const (
 	finishJobs = `
-select f.tokens from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool) as f(tokens)`
+select f.tokens
+  from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool, $10::text::jsonb) as f(tokens)`
 	giveBackJobs = `
 select b.tokens, b.cancelled
-  from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[]) b`
+  from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[],
+                       $12::text::jsonb) b`
 
 	// tellMembers tells those that wait for jobs how these ended. It follows a short statement that ends them in a handler's transaction.
 	tellMembers = `select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls)`
@@ -354,7 +389,7 @@ func finishArgs(outcomes []outcome, raise bool) []any {
 			spent[i] = 1
 		}
 	}
-	return []any{ids, claims, holders, states, results, errs, spent, keeps, raise}
+	return []any{ids, claims, holders, states, results, errs, spent, keeps, raise, heavierArg(outcomes)}
 }
 
 func retryArgs(outcomes []outcome, raise bool) []any {
@@ -405,7 +440,7 @@ func giveBackArgs(outcomes []outcome, raise bool) []any {
 			scopes[i], keys[i], outcomes[i].delay = &o.wait.scope, &o.wait.key, emitPause
 		}
 	}
-	return append(retryArgs(outcomes, raise), scopes, keys)
+	return append(retryArgs(outcomes, raise), scopes, keys, heavierArg(outcomes))
 }
 
 // finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the

@@ -155,6 +155,7 @@ func lineWords(line string) string {
 		return "job " + strings.TrimLeft(id, "0") + ", which waits for others,"
 	}
 	if limit, ok := strings.CutPrefix(line, "/"); ok {
+		limit, _, _ = strings.Cut(limit, lineSep)
 		return fmt.Sprintf("limit %q", limit)
 	}
 	return fmt.Sprintf("lane %q", line)

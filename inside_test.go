@@ -301,6 +301,7 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 	bools := func(n int) any { return make([]bool, n) }
 	hours := func(n int) any { return slices.Repeat([]int64{time.Hour.Microseconds()}, n) }
 	no := func(int) any { return false }
+	nothing := func(int) any { return nil }
 	fence := func(more ...any) func(leases) []any {
 		return func(l leases) []any {
 			return append([]any{l.ids[0], int16(3), "s", "claimed", int64(l.claims[0]), l.holders[0]}, more...)
@@ -323,9 +324,9 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 		"insertFence":             one(int16(3), "s", "new", int64(8), second, int64(1000), nil),
 		"takeFence":               one(int16(3), "s", "free", int64(8), second, int64(1000), nil, int64(1), false, "", false),
 		"completeJobs":            many(texts, no),
-		"finishJobs":              many(func(n int) any { return slices.Repeat([]int16{int16(onceq.StateDead)}, n) }, texts, texts, ints, bigints, no),
+		"finishJobs":              many(func(n int) any { return slices.Repeat([]int16{int16(onceq.StateDead)}, n) }, texts, texts, ints, bigints, no, nothing),
 		"retryJobs":               many(texts, ints, bools, hours, ints, no),
-		"giveBackJobs":            many(texts, ints, bools, hours, ints, no, nulls, nulls),
+		"giveBackJobs":            many(texts, ints, bools, hours, ints, no, nulls, nulls, nothing),
 		"extendLeases":            many(func(int) any { return time.Hour.Microseconds() }, bools, func(int) any { return nil }),
 		"takeSlots":               func(l leases) []any { return []any{"/1", l.ids, l.claims, l.holders} },
 		"lockJobs":                func(l leases) []any { return []any{"", l.ids, l.claims, l.holders} },
@@ -1842,7 +1843,7 @@ func TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare(t *testing.T) {
 			require.NoError(t, db.Pool.QueryRow(ctx, `
 select array_agg(id order by id), array_agg(claims order by id), array_agg(holder order by id) from onceq.jobs`).Scan(&ids, &claims, &holders))
 			none, completed := make([]string, lanes), slices.Repeat([]int16{int16(onceq.StateCompleted)}, lanes)
-			args := []any{ids, claims, holders, completed, none, none, make([]int32, lanes), make([]int64, lanes), true}
+			args := []any{ids, claims, holders, completed, none, none, make([]int32, lanes), make([]int64, lanes), true, nil}
 			for _, plan := range nestedPlans(t, db, onceq.HotStatements["finish"], args) {
 				require.Less(t, rowsIn(plan), float64(lanes*lanes/2), plan)
 			}

@@ -41,6 +41,7 @@ type JobInfo struct {
 	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
 	Lane        string            `json:"lane,omitzero"`         // family/name; empty for a job without a lane
 	Limit       string            `json:"limit,omitzero"`        // empty for a job without a limit
+	Weight      int               `json:"weight,omitzero"`       // how often it counts in its limit; 0 without one
 	Blocked     bool              `json:"blocked,omitzero"`      // the job waits for its lane, its limit or other jobs
 	WaitsFor    string            `json:"waits_for,omitzero"`    // which of these a blocked job waits for now: "lane", "limit" or "jobs"
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
@@ -179,7 +180,7 @@ func (i *JobInfo) scan(rows pgx.Rows, more ...any) error {
 		i.Token = i.ID<<tokenBits | int64(i.Claims)
 	}
 	i.Scope, i.Key = orZero(scope), orZero(key)
-	i.Lane, i.Limit, i.slotted = splitPath(orZero(path))
+	i.Lane, i.Limit, i.Weight, i.slotted = splitPath(orZero(path))
 	if i.line, i.Blocked = orZero(line), line != nil; i.Blocked {
 		i.WaitsFor = waitsFor(i.line)
 	}

@@ -120,6 +120,14 @@ type Job struct {
 	// and a limit. It then waits for its lane first, and the lanes take turns in the limit. At most MaxLaneBytes.
 	Limit string
 
+	// Weight is how often the job counts in its limit: tokens of a model, megabytes. Default 1, at most
+	// MaxWeight. If its handler learns that it was another number, it says so with Lease.SetWeight. A job
+	// that weighs more than the limit lets live at once starts when no other job of the limit is live, and
+	// runs alone. One that weighs more than the limit's Burst, or 1 with Max, starts when nothing of what
+	// started before is left to wait for, and the jobs after it wait that much longer. Lighter jobs behind it
+	// do not pass it.
+	Weight int
+
 	// After names jobs that must be finished before this one starts: enqueued in the same transaction or long before. IfDead says
 	// what a dead one means; one that was cancelled counts as finished. The job waits outside of the table that workers search,
 	// and after that for its time, its lane and its limit. Its handler reads what came of the others with Lease.Members. A job
@@ -145,8 +153,9 @@ type Job struct {
 	// Replaced set, and this job's other fields count for nothing. With ReplaceTime and a Delay the job runs when no further
 	// call has come for that long (a debounce); use UntilFinished as the Window if the key is to be free after that.
 	//
-	// A job with a Lane or a Limit changes only one with the same Lane and Limit. Once they have let that one go on, it keeps its
-	// time, and ReplaceTime alone changes nothing.
+	// A job with a Lane or a Limit changes only one with the same Lane and Limit. Once they have let that one
+	// go on, it keeps its time and its weight, and ReplaceTime alone changes nothing. Before that the weight
+	// changes with the payload.
 	//
 	// If the job was started before, has another lane or limit, waits for others, or is finished and its key still taken, nothing is
 	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a

@@ -42,6 +42,7 @@ type Kind[P any] struct {
 	LaneFamily string         // see Job.LaneFamily; default the kind's name
 	LaneRule   LaneRule       // see Job.LaneRule
 	Limit      func(P) string // derives the name of a limit from the payload, see Job.Limit; default, and where it returns "", none
+	Weight     func(P) int    // derives how often the job counts in its limit, see Job.Weight; default 1
 
 	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout means none. A
 	// handler that does not return after its context has ended keeps its job for one to two more leases: see
@@ -106,6 +107,9 @@ func (k Kind[P]) check() error {
 	case k.LaneFamily != "" || k.LaneRule != 0:
 		return invalid("Kind.Lane", "of %q is nil although LaneFamily or LaneRule is set; set Lane, or none of them", k.Name)
 	}
+	if err == nil && k.Weight != nil && k.Limit == nil {
+		return invalid("Kind.Limit", "of %q is nil although Weight is set; set both, or no Weight", k.Name)
+	}
 	var bad *InvalidError
 	if errors.As(err, &bad) {
 		if bad.Field == "Kind" {
@@ -117,13 +121,13 @@ func (k Kind[P]) check() error {
 }
 
 // Job returns the job for a payload, ready for Enqueue. Change what should differ from the kind before you enqueue it. If Key, Scope,
-// Lane or Limit panics, Enqueue refuses the job with an error that wraps a *PanicError.
+// Lane, Limit or Weight panics, Enqueue refuses the job with an error that wraps a *PanicError.
 func (k Kind[P]) Job(payload P) Job {
 	j := Job{
 		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,
 		MaxAttempts: k.MaxAttempts, Fields: k.Fields, IgnorePayload: k.IgnorePayload,
 	}
-	if k.Key == nil && k.Lane == nil && k.Limit == nil {
+	if k.Key == nil && k.Lane == nil && k.Limit == nil && k.Weight == nil {
 		return j
 	}
 	function := "Kind.Key"
@@ -145,14 +149,28 @@ func (k Kind[P]) Job(payload P) Job {
 			function = "Kind.Limit"
 			j.Limit = k.Limit(payload)
 		}
+		function = "Kind.Weight"
+		j.Weight, j.bad = k.weigh(payload, j.Limit)
 	})
 	switch {
 	case p != nil:
 		j.bad = panicked(fmt.Sprintf("%s of kind %q", function, k.Name), p)
+	case j.bad != nil:
 	case k.Lane != nil && j.Lane == "":
 		_, j.bad = laneName("Kind.LaneFamily", cmp.Or(k.LaneFamily, k.Name), "Kind.Lane", "lane") // not only the first job with a lane is refused
 	}
 	return j
+}
+
+// weigh asks for the weight of a job with that limit, or "" for none.
+func (k Kind[P]) weigh(payload P, limit string) (n int, err error) {
+	if k.Weight == nil || limit == "" && k.Limit != nil {
+		return 0, nil
+	}
+	if n = k.Weight(payload); n == 0 {
+		err = invalid("Kind.Weight", "of %q has returned 0; 1 to 1,000,000,000 is possible", k.Name)
+	}
+	return n, err
 }
 
 // decode is the inverse of encodePayload. With known, P must have every member of the payload.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -31,8 +32,11 @@ const (
 	StopLane
 )
 
-// MaxLaneBytes is how long the name of a lane or of a limit may be.
-const MaxLaneBytes = 256
+// MaxLaneBytes is how long the name of a lane or of a limit may be, and MaxWeight the largest Job.Weight.
+const (
+	MaxLaneBytes = 256
+	MaxWeight    = 1_000_000_000
+)
 
 // laneName gives a lane as the tables store it: family/name. The fields are what the caller calls these two.
 func laneName(familyField, family, nameField, name string) (string, error) {
@@ -51,21 +55,34 @@ func (j *Job) lane() (string, error) {
 		return "", invalid("Lane", "is empty although LaneFamily or LaneRule is set; set Lane, or none of them")
 	}
 	if j.Lane == "" && j.Limit == "" {
-		return "", nil
+		return "", j.checkWeight()
 	}
 	if j.LaneRule < 0 || j.LaneRule > Overtake|StopLane {
 		return "", invalid("LaneRule", "is %d; use Overtake, StopLane, both, or neither", j.LaneRule)
 	}
 	var lane, limit string
-	var err error
-	if j.Lane != "" {
+	err := j.checkWeight()
+	if j.Lane != "" && err == nil {
 		lane, err = laneName("LaneFamily", cmp.Or(j.LaneFamily, j.Kind), "Lane", j.Lane)
 	}
 	if j.Limit != "" && err == nil {
 		limit, err = limitLine("Limit", j.Limit, false)
 		lane += lineSep + limit
+		if j.Weight > 1 {
+			lane += lineSep + strconv.Itoa(j.Weight)
+		}
 	}
 	return lane, err
+}
+
+func (j *Job) checkWeight() error {
+	switch {
+	case j.Limit == "" && j.Weight != 0:
+		return invalid("Weight", "is %d without a Limit, in which it would count; set Limit, or no Weight", j.Weight)
+	case j.Weight < 0 || j.Weight > MaxWeight:
+		return invalid("Weight", "is %d; 1 to 1,000,000,000 is possible, and 0 for 1", j.Weight)
+	}
+	return nil
 }
 
 // laneSlot is the row of lane_locks that a lane belongs to. It must never change while there are jobs: two promoters would
@@ -92,9 +109,9 @@ func dueIn(lane, n string) string {
 func liveIn(lane string) string {
 	return `onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and ` + placeOfJob + `
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and ` + placeOfJob + `
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and ` + placeOfWait + `
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and ` + placeOfWait + `
                offset 0) j
          where p.lane = ` + lane
 }
@@ -190,11 +207,13 @@ func limitOf(lane string) string {
                  (select n from onceq.lane_limits where lane = ` + familyOf(lane) + `), 1)`
 }
 
-// waitBefore counts the due jobs of lane or limit $1 before one with priority $4, time $5 and id $2, up to $3.
-const waitBefore = `(select count(*)
-          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+// waitBefore counts the due jobs of lane or limit $1 before one with priority $4, time $5 and id $2, up to
+// $3, or says something else of them.
+func waitBefore(what string) string {
+	return `(select ` + what + `
+          from (select path from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                  cross join lateral (
-                       select from onceq.job_waits
+                       select path from onceq.job_waits
                         where lane = $1::text and priority = p.priority
                           and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
                           and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
@@ -202,6 +221,7 @@ const waitBefore = `(select count(*)
                         limit $3::int) w
                  where p.priority <= $4::smallint
                  limit $3::int) w)`
+}
 
 // readLane gives how many jobs of lane $1 may be live, how many are, the
 // jobs that stop it, the first ones whose time has come, how many wait before a job with these priority, time and id, and which have the places.
@@ -210,7 +230,7 @@ select ` + limitOf("$1::text") + `,
        (select count(*) from (select from ` + liveIn("$1::text") + ` limit ` + limitOf("$1::text") + `) l),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
        array(select w.id from ` + dueIn("$1::text", "least($3::int, "+limitOf("$1::text")+")") + `),
-       ` + waitBefore + `,
+       ` + waitBefore("count(*)") + `,
        ` + holdersColumns + `
   from ` + holdersOf("$1::text", "true")
 

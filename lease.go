@@ -31,6 +31,7 @@ type Lease struct {
 	Scope, Key  string          // empty for a job without a key
 	Lane        string          // family/name; empty for a job without a lane
 	Limit       string          // empty for a job without a limit
+	Weight      int             // how often it counts in its limit; 0 without one
 	Payload     json.RawMessage // nil if the payload is bytes
 	Bytes       []byte          // nil if the payload is JSON
 	Metadata    map[string]string
@@ -76,6 +77,7 @@ type handling struct {
 // flow is what has become of the job while its handler runs.
 type flow struct {
 	result   string                   // encoded; "" for none. It is cleared before a run in a transaction
+	heavier  atomic.Int64             // how much more than it was said to weigh the job weighed: see SetWeight
 	progress atomic.Pointer[progress] // the handler's latest report
 	noted    atomic.Bool              // a beat has written when the run began
 

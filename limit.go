@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,8 +19,11 @@ import (
 // and a limit stands first in the line of its lane. When its turn comes there, it keeps that place and moves on to the line
 // of its limit, at the end. So each lane has no more jobs in that line than may be live in it, and the lanes take turns.
 //
-// The table jobs has both names in its column lane, with a separator: its lane, or nothing, and the line of its limit. The
-// column path of job_waits has the same.
+// The table jobs has both names in its column lane, with a separator: its lane, or nothing, and the line of
+// its limit. The column path of job_waits has the same. The weight of a job (Job.Weight) stands behind them,
+// unless it is 1: the job counts that often in its limit. What one weighed in truth (Lease.SetWeight) is
+// written with its end as a call of the limit, from where a promoter moves the rate: so nobody's transaction
+// has the rate's row locked.
 //
 // A rate gives each job the time at which it starts: its slot, which is its run_at. The promoters compute slots under the
 // lane's lock from one row of limit_rates (the generic cell rate algorithm), for many jobs at a time and up to half a
@@ -29,7 +33,7 @@ import (
 
 const (
 	lineSep  = "\x1f"
-	slotMark = "@" // the third part of jobs.lane: run_at is a slot
+	slotMark = "@" // the last part of jobs.lane: run_at is a slot
 	slotLate = 100 * time.Millisecond
 	noCap    = math.MaxInt32 // lane_limits.n of a limit with a rate alone
 
@@ -47,24 +51,30 @@ const (
 // laneIn gives the lane in a path; "" for none.
 func laneIn(path string) string { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 1)` }
 
-// splitPath takes apart a path that was read.
-func splitPath(path string) (lane, limit string, slot bool) {
-	lane, rest, _ := strings.Cut(path, lineSep)
-	limit, mark, _ := strings.Cut(rest, lineSep)
-	return lane, strings.TrimPrefix(limit, "/"), mark == slotMark
+// splitPath takes apart a path that was read. Without a limit the weight is 0.
+func splitPath(path string) (lane, limit string, weight int, slot bool) {
+	path, slot = strings.CutSuffix(path, lineSep+slotMark)
+	parts := append(strings.Split(path, lineSep), "", "")
+	if limit = strings.TrimPrefix(parts[1], "/"); limit != "" {
+		weight, _ = strconv.Atoi(cmp.Or(parts[2], "1"))
+	}
+	return parts[0], limit, weight, slot
 }
 
 // lineOf gives the line in which a job with that path begins to wait, and the path as job_waits has it.
 func lineOf(path string) (line string, full *string) {
-	lane, limit, _ := strings.Cut(path, lineSep)
-	if limit == "" {
+	lane, rest, _ := strings.Cut(path, lineSep)
+	if rest == "" {
 		return lane, nil
 	}
+	limit, _, _ := strings.Cut(rest, lineSep)
 	return cmp.Or(lane, limit), &path
 }
 
 // Limit says how many jobs of a limit may be live at once, and how many may start in a time. Jobs have to keep to both. The
 // zero Limit lets no more jobs in; those that were let in before still start.
+//
+// A job counts as often as it weighs, here and below: once, or as Job.Weight says.
 //
 // A contract, such as "never more than ten in any second", is Max: 10. Rate and Burst are for who wants several to
 // start at once: in any Per at most both together start, so Rate: 8, Burst: 2 keeps that contract, too.
@@ -76,11 +86,11 @@ type Limit struct {
 
 	// Max is how many jobs start at most in any window of time that is as long as Per, wherever it begins. 0
 	// means any number. They are spaced evenly: ten in an hour start six minutes apart. A job may start up to
-	// 100 ms after its slot, so slots are (Per + 100 ms) / Max apart. At most 1,000,000, and no more than a
+	// 100 ms after its slot, so slots are (Per + 100 ms) / Max apart. At most 1,000,000,000, and no more than a
 	// million a second. Not together with Rate or Burst.
 	Max int `json:"max,omitzero"`
 
-	// Rate is how many jobs start in Per. 0 means any number. At most 1,000,000, and no more than a million a second. Per is a
+	// Rate is how many jobs start in Per. 0 means any number. At most 1,000,000,000, and no more than a million a second. Per is a
 	// second by default, and a millisecond to 366 days.
 	Rate int           `json:"rate,omitzero"`
 	Per  time.Duration `json:"per,omitzero"` // as JSON, in nanoseconds
@@ -88,8 +98,8 @@ type Limit struct {
 	// Burst is how many may start at once after a pause. In every window of time, at most Burst and what the rate allows in
 	// the window start. A job may start up to 100 ms after its slot. The burst has room for that if it is at least one more than
 	// what the rate allows in 100 ms, which rounded up is the default: 2 for ten a second. With a smaller one the slots are just as
-	// exact, and two starts can be closer together than their slots, by up to 100 ms. At most 1,000,000, and no more than the rate
-	// allows in 1,000 years.
+	// exact, and two starts can be closer together than their slots, by up to 100 ms. At most 1,000,000,000, and no more than the
+	// rate allows in 1,000 years.
 	//
 	// The default is at least 2, so one a minute starts two together after a pause, and the next a minute later. For one at a time,
 	// never two together, set 1.
@@ -129,12 +139,12 @@ func (l *Limit) check() error {
 	switch {
 	case l.Max != 0 && (l.Rate != 0 || l.Burst != 0):
 		return invalid("Limit.Max", "is %d, and Rate or Burst is set; set Max, or Rate and Burst", l.Max)
-	case l.Max < 0 || l.Max > 1_000_000:
-		return invalid("Limit.Max", "is %d; 0 to 1,000,000 is possible", l.Max)
+	case l.Max < 0 || l.Max > MaxWeight:
+		return invalid("Limit.Max", "is %d; 0 to 1,000,000,000 is possible", l.Max)
 	case l.AtOnce < 0 || l.AtOnce > 1_000_000:
 		return invalid("Limit.AtOnce", "is %d; 0 to 1,000,000 is possible", l.AtOnce)
-	case l.Rate < 0 || l.Rate > 1_000_000:
-		return invalid("Limit.Rate", "is %d; 0 to 1,000,000 is possible", l.Rate)
+	case l.Rate < 0 || l.Rate > MaxWeight:
+		return invalid("Limit.Rate", "is %d; 0 to 1,000,000,000 is possible", l.Rate)
 	case !l.paced() && (l.Per != 0 || l.Burst != 0):
 		return invalid("Limit.Rate", "is 0 although Per or Burst is set; set Max, or Rate, or none of them")
 	case !l.paced():
@@ -161,8 +171,8 @@ func (l *Limit) checkBurst() error {
 	if l.Burst == 0 {
 		l.Burst = 1 + int(math.Ceil(float64(l.Rate)*float64(slotLate)/float64(l.Per)))
 	}
-	if l.Burst < 0 || l.Burst > 1_000_000 {
-		return invalid("Limit.Burst", "is %d; 1 to 1,000,000 is possible, and 0 for the default", l.Burst)
+	if l.Burst < 0 || l.Burst > MaxWeight {
+		return invalid("Limit.Burst", "is %d; 1 to 1,000,000,000 is possible, and 0 for the default", l.Burst)
 	}
 	if float64(l.Burst)/float64(l.Rate)*l.Per.Hours() > 1000*365*24 { // Postgres's times end after 294,276 years
 		return invalid("Limit.Burst", "is %d, and at %d in %s that is more than 1,000 years; set a smaller Burst, or more in less time", l.Burst, l.Rate, l.Per)

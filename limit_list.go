@@ -17,13 +17,22 @@ type LimitInfo struct {
 	Limit    Limit         `json:"limit"`              // what holds
 	Set      bool          `json:"set"`                // somebody has set it; otherwise it is its family's, or one at a time
 	Live     int           `json:"live"`               // jobs that are live; counting stops at StatsCap, or at a larger AtOnce
+	Weight   int           `json:"weight"`             // how often they count together, as their Job.Weight says
 	Pause    *Pause        `json:"pause,omitzero"`     // if it is paused
 	LiveIDs  []int64       `json:"live_ids"`           // the first ten of these
 	Waiting  int           `json:"waiting"`            // jobs that are due and wait for the limit; those that wait for their lane do not count
 	Delayed  int           `json:"delayed"`            // jobs that are not due yet; counting both stops at StatsCap
+	Next     int           `json:"next,omitzero"`      // how often the next of Waiting counts
 	Oldest   time.Duration `json:"oldest,omitzero"`    // how long the oldest of Waiting has waited, by the database's clock
 	NextSlot time.Time     `json:"next_slot,omitzero"` // of a limit with Max or a rate: when the next job can start
 	Missed   int           `json:"missed,omitzero"`    // of these: how many of Live missed their slots unclaimed
+
+	stuck bool // as many of Live have missed their slots as promoters let in ahead of time, so no more are let in
+}
+
+// full says that the next job has no room.
+func (l LimitInfo) full() bool {
+	return l.Limit.AtOnce > 0 && l.Live > 0 && l.Weight+max(1, l.Next) > l.Limit.AtOnce
 }
 
 // String says in words what the limit's jobs wait for.
@@ -37,11 +46,13 @@ func (l LimitInfo) String() string {
 		return l.Pause.String()
 	case l.Limit == (Limit{}):
 		return name + " lets no job start"
-	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
+	case l.full() && max(l.Weight-l.Live, l.Next-1) > 0:
+		return fmt.Sprintf("%s is full: what is live weighs %d, the next job %d, and %d may be live", name, l.Weight, l.Next, l.Limit.AtOnce)
+	case l.full():
 		return fmt.Sprintf("%s is full: %d of its jobs %s live, and %d may be", name, l.Live, either(l.Live, "is", "are"), l.Limit.AtOnce)
 	case l.Waiting == 0:
 		return "no due job waits for " + name
-	case l.unclaimed():
+	case l.stuck:
 		return fmt.Sprintf("%s lets no more jobs in before some start of %d that have slots and that nobody has claimed", name, l.Missed)
 	case l.Limit.paced():
 		return fmt.Sprintf("%s gives its next slot at %s", name, stamp(l.NextSlot))
@@ -49,27 +60,16 @@ func (l LimitInfo) String() string {
 	return name + " has room: a worker lets its next job in within a poll"
 }
 
-// unclaimed says that so many jobs have missed their slots that no more are let in: as many as promoters let in ahead of time (rates).
-func (l LimitInfo) unclaimed() bool {
-	n, per, burst := l.Limit.pace()
-	ahead := int(math.Ceil(float64(n) * float64(time.Second/2) / float64(per)))
-	return n > 0 && l.Missed > 0 && l.Missed >= max(burst, ahead)
-}
-
 // readLimit reads what holds for line x.lane, and how it is doing.
 var readLimit = `
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false), z.paused_at, z.until, z.note,
-       (select count(*) from (select from ` + liveIn("x.lane") + ` limit greatest($3::int, s.n)) j),
+       e.live, e.weight,
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.most + least(s.most - 1::float8, ` + sqlSlotLate + ` / s.gap)) * s.gap)
+         + least(0, coalesce(f.weight, 1)::float8 - s.most + least(s.most - 1::float8, ` + sqlSlotLate + ` / s.gap)) * s.gap)
          * interval '1 microsecond',
-       (select count(*)
-          from (select from onceq.lane_places p
-                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - ` + sqlSlotLate + ` * interval '1 microsecond' and s.gap is not null
-                 limit $3::int) u)
+       m.missed, m.weight, coalesce(f.weight, 0)
   from x
   left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst,
        s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most`) + ` s on true
@@ -77,15 +77,29 @@ var readLimit = `
   left join lateral (
        select paused_at, until, note from onceq.pauses
         where what = 'limit' and name = pg_catalog.substr(x.lane, 2) and ` + inForce + ` offset 0) z on true
+ cross join lateral (
+       select count(*) as live, coalesce(pg_catalog.sum(onceq.weight(j.path)), 0)::bigint as weight
+         from (select j.path from ` + liveIn("x.lane") + ` limit greatest($3::int, s.n)) j) e
+ cross join lateral (
+       select count(*) as missed, coalesce(pg_catalog.sum(onceq.weight(u.lane)), 0)::bigint as weight
+         from (select j.lane from onceq.lane_places p
+                cross join lateral (select leased_until, run_at, lane from onceq.jobs where id = p.id offset 0) j
+                where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - ` + sqlSlotLate + ` * interval '1 microsecond' and s.gap is not null
+                limit $3::int) u) m
+  left join lateral (
+       select onceq.weight(w.path) as weight
+         from (select id from ` + dueIn("x.lane", "1") + `) d
+        cross join lateral (select path from onceq.job_waits where id = d.id offset 0) w) f on true
  cross join lateral ` + waitingIn("x.lane", "$3::int") + ` w`
 
 func (l *LimitInfo) scan(rows pgx.Rows, more ...any) error {
 	var n, rate, burst *int
 	var per *int64
 	var oldest int64
+	var missed int // what they weigh
 	var next, since, until *time.Time
 	var note *string
-	dest := []any{&l.Name, &n, &rate, &per, &burst, &l.Set, &since, &until, &note, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed}
+	dest := []any{&l.Name, &n, &rate, &per, &burst, &l.Set, &since, &until, &note, &l.Live, &l.Weight, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed, &missed, &l.Next}
 	if err := rows.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
@@ -98,6 +112,9 @@ func (l *LimitInfo) scan(rows pgx.Rows, more ...any) error {
 	}
 	if l.Limit.paced() {
 		l.NextSlot = orZero(next)
+		n, per, burst := l.Limit.pace()
+		ahead := int(math.Ceil(float64(n) * float64(time.Second/2) / float64(per)))
+		l.stuck = l.Missed > 0 && missed >= max(burst, ahead)
 	}
 	return nil
 }
@@ -160,7 +177,7 @@ func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err
 	if err != nil {
 		return l, err
 	}
-	if l, _, _, err = limitFor(ctx, q, db, line, JobInfo{}); err != nil {
+	if l, _, _, _, err = limitFor(ctx, q, db, line, JobInfo{}); err != nil {
 		return LimitInfo{}, fmt.Errorf("onceq: limit: %w", err)
 	}
 	return l, nil
@@ -171,21 +188,31 @@ var readLimitOf = `
 with x (lane) as (select $1::text collate "C"),
 l as (select x.lane,` + readLimit + `)
 select l.*,
-       ` + waitBefore + `,
+       ` + waitBefore("count(*)") + `,
+       ` + waitBefore("coalesce(pg_catalog.sum(onceq.weight(w.path)), 0)::bigint") + `,
        ` + holdersColumns + `
   from l cross join lateral ` + holdersOf("$1::text", "l.n is distinct from "+sqlNoCap)
 
-// limitFor reads what is said of a limit to a job that waits for it.
-func limitFor(ctx context.Context, q *Queue, db DB, line string, j JobInfo) (l LimitInfo, before int, p holders, err error) {
+// limitFor reads what is said of a limit to a job that waits for it: with how many are before it, and what
+// they weigh.
+func limitFor(ctx context.Context, q *Queue, db DB, line string, j JobInfo) (l LimitInfo, before, weigh int, p holders, err error) {
 	args := []any{line, j.ID, StatsCap, int16(j.Priority), j.RunAt}
-	err = q.send(ctx, db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before}, p.dest()...)...) }))
-	return l, before, p, err
+	err = q.send(ctx, db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before, &weigh}, p.dest()...)...) }))
+	return l, before, weigh, p, err
+}
+
+// weights says what a job weighs that waits, and those before it, unless all count once.
+func (l LimitInfo) weights(j *JobInfo, before, weigh int) string {
+	if l.Weight == l.Live && weigh == before && j.Weight <= 1 {
+		return ""
+	}
+	return fmt.Sprintf("; it weighs %d, what is live %d, and what is before it %d", j.Weight, l.Weight, weigh)
 }
 
 // limit explains a job that waits for its limit.
 func (x *explaining) limit(ctx context.Context) error {
 	j := &x.e.Job
-	l, before, p, err := limitFor(ctx, x.q, x.db, "/"+j.Limit, *j)
+	l, before, weigh, p, err := limitFor(ctx, x.q, x.db, "/"+j.Limit, *j)
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
@@ -204,9 +231,10 @@ func (x *explaining) limit(ctx context.Context) error {
 		r.Advice = "resuming the limit ends that"
 	case l.Limit == (Limit{}):
 		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
-	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
+	case l.full():
 		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s%s",
 			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), andOthers(r.Before))
+		r.Text += l.weights(j, before, weigh)
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
 		if !l.Set {
 			r.Advice = "set the limit, or one for its family, if more of them may be live; " + r.Advice
@@ -214,7 +242,7 @@ func (x *explaining) limit(ctx context.Context) error {
 		x.heldAhead(&r, &p)
 	case x.lock != nil:
 		return nil
-	case l.unclaimed():
+	case l.stuck:
 		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s), which lets no more jobs in before some start of %d that have slots and that nobody has claimed; the first of its jobs are %d",
 			j.Limit, l.Limit, l.Missed, l.LiveIDs)
 		r.Advice = "the explanation of one of them says why it does not start"
@@ -222,13 +250,14 @@ func (x *explaining) limit(ctx context.Context) error {
 	case l.Limit.paced():
 		n, per, _ := l.Limit.pace()
 		gap := time.Duration(float64(per) / float64(n))
-		r.Until = l.NextSlot.Add(time.Duration(r.Before) * gap)
+		r.Until = l.NextSlot.Add(time.Duration(min(float64(weigh)*float64(gap), float64(maxDelay))))
 		when := "at about"
 		if r.Before >= StatsCap {
 			when = "not before"
 		}
 		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s): %s before it, and its slot is %s %s",
 			j.Limit, l.Limit, atLeast(r.Before, "other comes", "others come"), when, stamp(r.Until))
+		r.Text += l.weights(j, before, weigh)
 	default:
 		r.Text = fmt.Sprintf("its limit %q has room, and %s: a worker lets them in within a poll", j.Limit, comeFirst(r.Before))
 		x.room = len(x.e.Reasons) + 1
@@ -242,7 +271,7 @@ func (x *explaining) limit(ctx context.Context) error {
 // other lanes, or none. ahead are the jobs that the lane waits for, which have left the limit by then.
 func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
 	j := &x.e.Job
-	l, _, p, err := limitFor(ctx, x.q, x.db, "/"+j.Limit, *j)
+	l, _, _, p, err := limitFor(ctx, x.q, x.db, "/"+j.Limit, *j)
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
@@ -254,7 +283,7 @@ func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
 				others--
 			}
 		}
-		if l.Limit.AtOnce == 0 || others < l.Limit.AtOnce {
+		if l.Limit.AtOnce == 0 || others == 0 || l.Weight-(l.Live-others)+j.Weight <= l.Limit.AtOnce {
 			return nil
 		}
 		r.Ahead = l.LiveIDs

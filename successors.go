@@ -52,7 +52,7 @@ select f.done, f.calls,
 // 1 if the slot of the job that completes is still in use, and else 0.
 func (x *executor) successor(o outcome, own int64) *successor {
 	l := o.lease
-	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || !l.slot.IsZero() || l.member || x.q.citus.Load() == citusYes {
+	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || l.Weight > 1 || !l.slot.IsZero() || l.member || x.q.citus.Load() == citusYes {
 		return nil
 	}
 	s := x.slots[l.Queue]

@@ -612,6 +612,12 @@ begin
 end
 $begin_await$;
 
+-- What a job weighs in its limit, if it has one: the third part of its path.
+create function {{.schema}}.weight(path text) returns integer
+language sql immutable as $weight$
+select coalesce(nullif(nullif(pg_catalog.split_part(path, E'\x1f', 3), ''), '@')::integer, 1)
+$weight$;
+
 -- Calls lanes, limits and groups: a promoter looks at them when the calls are due (promoter.go).
 create function {{.schema}}.call(lines text[], due timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $call$
@@ -697,14 +703,16 @@ $go_live$;
 
 -- Hands the places of jobs that have left the table jobs over to the next ones of their lanes and limits, which become live. It is for
 -- finish and give_back, whose planner settings it uses. lanes are those of the jobs, as in jobs.lane. Where keeps is true, a job
--- leaves its limit and keeps the place of its lane; where stops is true, its lane stands still from now on.
+-- leaves its limit and keeps the place of its lane; where stops is true, its lane stands still from now on. used has the jobs that weighed
+-- something else than was said (Lease.SetWeight), and how much more: promoters hear that in a call, which nobody waits for.
 --
 -- Each step sees what the steps before it did, and what was committed before it began. So a job of a lane that goes on to the line
 -- of its limit may get the place there that became free with it. What comes in is never more than what has left, so no step counts
 -- what is live, and none needs a lock of the lane. Where fewer come in, a call has a promoter look (promoter.go): nobody waits, or
--- somebody has locked one of the first ones, or the lane stands still, or a limit has a rate or was lowered. Above READ COMMITTED the
+-- somebody has locked one of the first ones, or the lane stands still, or a limit has a rate or was lowered, or the job that leaves it, or
+-- the first one in its line, weighs more than 1. Nobody passes that one, whoever has it locked: so it comes in when there is room. Above READ COMMITTED the
 -- steps do not see what others have done since the transaction began, and all is left to calls.
-create function {{.schema}}.hand_over(ids bigint[], lanes text[], keeps boolean[], stops boolean[]) returns void
+create function {{.schema}}.hand_over(ids bigint[], lanes text[], keeps boolean[], stops boolean[], used jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $hand_over$
 #variable_conflict use_column
 declare
@@ -713,6 +721,7 @@ declare
   lines  text[]   := '{}'; -- the lanes and limits that have lost a job, each as often
   owners bigint[] := '{}'; -- and that job
   limited boolean := false; -- some of them are limits
+  heavy  text[]   := '{}'; -- those that have lost a job which weighs more than 1
   came   text[]   := '{}'; -- those into which one has come, each as often
   comes  bigint[] := '{}'; -- and that job
   found  bigint[];
@@ -732,6 +741,13 @@ begin
     line := split_part(lanes[i], chr(31), 2);
     if line <> '' then
       lines := lines || line; owners := owners || ids[i]; limited := true;
+      if {{.schema}}.weight(lanes[i]) > 1 then
+        heavy := heavy || line;
+      end if;
+      if used ? ids[i]::text then
+        insert into {{.schema}}.lane_calls (slot, due, lane)
+        values ((get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, now, line || chr(31) || (used ->> ids[i]::text));
+      end if;
     end if;
   end loop;
   if lines = '{}' then
@@ -788,12 +804,12 @@ begin
     -- that have just left it are not among them.
     if limited then
       select array_agg(w.id), array_agg(l.lane) into found, froms
-        from (select lane, count(*) as n from unnest(lines) as l(lane) where lane like '/%' group by lane order by lane) l
+        from (select lane, count(*) as n from unnest(lines) as l(lane) where lane like '/%' and lane <> all (heavy) group by lane order by lane) l
        cross join lateral (
-             select w.id
+             select w.id, w.path
                from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
               cross join lateral (
-                    select id from {{.schema}}.job_waits
+                    select id, path from {{.schema}}.job_waits
                      where lane = l.lane and priority = p.priority and run_at <= now and id <> all (ids)
                      order by run_at, id
                      limit l.n
@@ -803,7 +819,11 @@ begin
        where not exists (select from {{.schema}}.lane_limits s
                           where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and (s.lowered or s.rate is not null) offset 0)
          and not exists (select from {{.schema}}.pauses p
-                          where p.what = 'limit' and p.name = substr(l.lane, 2) and (p.until is null or p.until > now) offset 0);
+                          where p.what = 'limit' and p.name = substr(l.lane, 2) and (p.until is null or p.until > now) offset 0)
+         and {{.schema}}.weight(w.path) = 1
+         and {{.schema}}.weight((select w.path from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+                                  cross join lateral (select path from {{.schema}}.job_waits where lane = l.lane and priority = p.priority and run_at <= now order by run_at, id limit 1) w
+                                  limit 1)) = 1;
       came := came || froms; comes := comes || found; live := live || found;
     end if;
   end if;
@@ -885,8 +905,8 @@ $keep_history$;
 -- Ends jobs whose guards (claims, holder) hold, which the arrays have in the order of their ids: they leave the table jobs in a finished
 -- state each, their fences say so, those that are kept (for so many milliseconds, -1 for ever, 0 not at all) go to the history, the next
 -- ones of their lanes and limits go on, and who waits for them is told. It returns the tokens of the jobs that were ended. If must is
--- true and a guard does not hold, it raises OQ001. Locks: the jobs by id, their fences, what waits.
-create function {{.schema}}.finish(ids bigint[], claims integer[], holders bigint[], states smallint[], results text[], errors text[], spents integer[], keeps bigint[], must boolean)
+-- true and a guard does not hold, it raises OQ001. used: see hand_over. Locks: the jobs by id, their fences, what waits.
+create function {{.schema}}.finish(ids bigint[], claims integer[], holders bigint[], states smallint[], results text[], errors text[], spents integer[], keeps bigint[], must boolean, used jsonb default null)
 returns bigint[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
                  set jit = off set plan_cache_mode = force_generic_plan as $finish$
@@ -949,7 +969,7 @@ begin
     if states && '{6,8}' then
       stops := array(select g.rule & 2::smallint = 2 and g.state in (6, 8) from unnest(rules, states) as g(rule, state));
     end if;
-    perform {{.schema}}.hand_over(ids, lanes, null, stops);
+    perform {{.schema}}.hand_over(ids, lanes, null, stops, used);
   end if;
   if told then
     perform {{.schema}}.tell(array_agg(g.id), array_agg(g.state), array_agg(g.result))
@@ -961,7 +981,7 @@ $finish$;
 
 -- Completes one job of a lane, if its guard holds, and leases the next job to the holder, for so many microseconds, if one becomes live,
 -- has lost no lease, and is of this queue and one of these kinds. It does for one job what finish and hand_over do for many, step by
--- step and with no arrays: a lane waits for it. calls says that lines were called of which nobody hears otherwise. If must is true and
+-- step and with no arrays: a lane waits for it. It is not for a job that weighs more than 1 in its limit. calls says that lines were called of which nobody hears otherwise. If must is true and
 -- the guard does not hold, it raises OQ001; if it is false, done is null.
 create function {{.schema}}.finish_next(id bigint, claims integer, holder bigint, result text, must boolean,
                                         lease bigint, next_holder bigint, next_queue text, next_kinds text[],
@@ -1026,7 +1046,7 @@ begin
       select w.id, null into came, went
         from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
        cross join lateral (
-             select id from {{.schema}}.job_waits w
+             select id, path from {{.schema}}.job_waits w
               where lane = line and priority = p.priority and run_at <= now and not exists (select from {{.schema}}.jobs j where j.id = w.id offset 0)
               order by run_at, id limit 1
                 for update skip locked) w
@@ -1034,6 +1054,10 @@ begin
                           where lane = any (array[line, left(line, strpos(substr(line, 2), '/') + 1)]) and (lowered or rate is not null) offset 0)
          and not exists (select from {{.schema}}.pauses p
                           where p.what = 'limit' and p.name = substr(line, 2) and (p.until is null or p.until > statement_timestamp()) offset 0)
+         and {{.schema}}.weight(w.path) = 1
+         and {{.schema}}.weight((select w.path from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
+                                  cross join lateral (select path from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit 1) w
+                                  limit 1)) = 1
        limit 1;
     end if;
     if came is null then
@@ -1086,9 +1110,9 @@ $finish_next$;
 -- are attempts that count; reset counts from none again, as another round with new effects; at most so many lost leases go on counting
 -- (most). scope and key are the event that a job waits for, or an empty scope and the name of a sleep; null for neither: then its row
 -- in job_awaits says for how long. tokens are those of the jobs that were given back, and cancelled those among them that somebody
--- wants cancelled. If must is true and a guard does not hold, it raises OQ001. Locks: the rows of job_awaits, the jobs by id, what waits.
+-- wants cancelled. If must is true and a guard does not hold, it raises OQ001. used: see hand_over. Locks: the rows of job_awaits, the jobs by id, what waits.
 create function {{.schema}}.give_back(ids bigint[], claims integer[], holders bigint[], errors text[], spents integer[], resets boolean[], delays bigint[], most integer[], must boolean,
-                                      scopes text[], keys text[], out tokens bigint[], out cancelled bigint[])
+                                      scopes text[], keys text[], used jsonb default null, out tokens bigint[], out cancelled bigint[])
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
                  set jit = off set plan_cache_mode = force_generic_plan as $give_back$
 #variable_conflict use_column
@@ -1171,7 +1195,7 @@ begin
       join unnest(moves, keeps) as m(id, keeps) on m.id = u.id
      cross join lateral (select * from {{.schema}}.jobs where id = u.id offset 0) j;
     delete from {{.schema}}.jobs j where j.id = any (moves);
-    perform {{.schema}}.hand_over(moves, lanes, keeps, null);
+    perform {{.schema}}.hand_over(moves, lanes, keeps, null, used);
     for calls in
       select array_agg(w.lane) as lines, w.due
         from unnest(moves) as m(id)
@@ -1192,7 +1216,8 @@ $give_back$;
 -- Cancels those of the jobs that nobody has leased, and returns them: they go to the history for keep milliseconds, and who waits for
 -- them is told. It waits for no lock, so not for a handler's transaction either. If asked is true it takes only those that somebody
 -- asked to cancel before. counts is 1 if their keys stay taken for their windows in any case: then the fence of a job that no claim had
--- counts one. What waits for its lane may become live meanwhile, so job_waits comes first. Promoters hear of the places that became free.
+-- counts one. What waits for its lane may become live meanwhile, so job_waits comes first. Promoters hear of the places that became free, and
+-- where a heavy job waited that may have kept others from their limit.
 create function {{.schema}}.cancel(ids bigint[], keep bigint, asked boolean, counts integer,
                                    out cancelled bigint[], out queues text[], out kinds text[], out scopes text[], out keys text[])
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -1206,7 +1231,7 @@ declare
   rules  smallint[];
   waiting boolean;
 begin
-  select array_agg(w.id), array_agg(case when w.lane like '/%' then split_part(w.path, chr(31), 1) end), array_agg(w.queue), array_agg(w.kind), array_agg(coalesce(w.scope, '')),
+  select array_agg(w.id), array_agg(case when w.lane not like '/%' then null when {{.schema}}.weight(w.path) > 1 then w.path else split_part(w.path, chr(31), 1) end), array_agg(w.queue), array_agg(w.kind), array_agg(coalesce(w.scope, '')),
          array_agg(coalesce(w.key, '')), array_agg(w.id << 20 | greatest(w.claims, counts)::bigint), array_agg(w.lane_rule)
     into waits, lines, queues, kinds, scopes, keys, tokens, rules
     from (select id from unnest(ids) as u(id) order by id) u
@@ -1242,7 +1267,7 @@ begin
     delete from {{.schema}}.lane_places p using unnest(cancelled, lines) as u(id, lane)
      where p.lane = any (string_to_array(u.lane, chr(31))) and p.id = u.id;
     perform {{.schema}}.call(array(
-      select l from unnest(lines) as u(lane) cross join lateral unnest(string_to_array(u.lane, chr(31))) as l where l not in ('', '@')), now);
+      select l from unnest(lines) as u(lane) cross join lateral unnest(string_to_array(u.lane, chr(31))) as l where l like '%/%'), now);
   end if;
   perform {{.schema}}.tell(array_agg(g.id), array_agg(7::smallint), null)
      from unnest(cancelled, rules) as g(id, rule) where g.rule & 4::smallint = 4;
@@ -1562,7 +1587,7 @@ $hurry$;
 -- with what belongs to it, and one for the time. The payload in the fence (marks) must still be the one that was read, unless it is replaced.
 -- What waits for its lane may become live meanwhile, so job_waits comes first. What waits must have the same lane and limit (paths); one that has its
 -- place in the lane and waits for its limit keeps its time, and so does a live one that has such lines. Whose time is another one has to be
--- looked at then, and perhaps now.
+-- looked at then, and perhaps now. The weight of one that waits changes with its payload.
 create function {{.schema}}.replace_jobs(ids bigint[], scopes text[], keys text[], payloads text[], bytes bytea[], metas text[], fingerprints bytea[],
                                          parts smallint[], ats bigint[], delays bigint[], paths text[], marks bytea[], out replaced bigint[], out delayed boolean[])
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $replace_jobs$
@@ -1580,7 +1605,7 @@ begin
     from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.path <> '' order by u.id) u
    cross join lateral (
          select lane from {{.schema}}.job_waits w
-          where id = u.id and scope = u.scope and key = u.key and claims = 0 and coalesce(path, lane) = u.path and lane = any (string_to_array(u.path, chr(31)))
+          where id = u.id and scope = u.scope and key = u.key and claims = 0 and (string_to_array(coalesce(path, lane), chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and lane = any (string_to_array(u.path, chr(31)))
             and (u.part & 1::smallint > 0 or lane = coalesce(nullif(split_part(u.path, chr(31), 1), ''), split_part(u.path, chr(31), 2)))
             and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= w.created_at offset 0)
             for update of w) w;
@@ -1589,7 +1614,7 @@ begin
    cross join lateral (
          select from {{.schema}}.jobs j
           where id = u.id and scope = u.scope and key = u.key and claims = 0 and leased_until is null
-            and case when u.path = '' then lane is null else lane = any (array[u.path, u.path || chr(31) || '@']) and u.part & 1::smallint > 0 end
+            and case when u.path = '' then lane is null else (string_to_array(lane, chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and u.part & 1::smallint > 0 end
             and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= j.created_at offset 0)
             for update of j) j;
   select array_agg(u.n) into ns
@@ -1615,9 +1640,10 @@ begin
      set payload       = case when u.part & 1::smallint > 0 then nullif(u.payload, '')::jsonb else w.payload end,
          payload_bytes = case when u.part & 1::smallint = 0 then w.payload_bytes when u.payload = '' then u.bytes end,
          metadata      = case when u.part & 1::smallint > 0 then nullif(u.metadata, '')::jsonb else w.metadata end,
+         path          = case when u.part & 1::smallint > 0 and w.path is not null then u.path else w.path end,
          run_at        = case when u.due > now then u.due else least(w.run_at, u.due) end,
          due_at        = case when u.due is null then w.due_at end
-    from unnest(ids, payloads, bytes, metas, parts, dues) with ordinality as u(id, payload, bytes, metadata, part, due, n)
+    from unnest(ids, payloads, bytes, metas, parts, dues, paths) with ordinality as u(id, payload, bytes, metadata, part, due, path, n)
    where u.n = any (ns) and u.n = any (waits) and w.id = any (array[u.id]);
   update {{.schema}}.jobs j
      set payload       = case when u.part & 1::smallint > 0 then nullif(u.payload, '')::jsonb else j.payload end,
@@ -1643,6 +1669,11 @@ begin
   loop
     perform {{.schema}}.call(calls.lines, calls.due);
   end loop;
+  -- A heavy job that becomes lighter, or is due later, may have kept others from their limit.
+  perform {{.schema}}.call(array(
+    select w.lane
+      from unnest(ids) with ordinality as u(id, n) cross join lateral (select lane from {{.schema}}.job_waits where id = u.id offset 0) w
+     where u.n = any (ns) and w.lane like '/%'), now);
 end
 $replace_jobs$;
 
@@ -2008,6 +2039,16 @@ begin
 end
 $rate_of$;
 
+-- Writes the debt of a limit (rate_of), of at most 1,000 years.
+create function {{.schema}}.owe(line text, now timestamptz, debt float8, gap float8) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $owe$
+begin
+  insert into {{.schema}}.limit_rates as r (lane, free_at, gap)
+  values (line, now + ceil(greatest(0, least(debt, 31536000000000000))) * interval '1 microsecond', owe.gap)
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap;
+end
+$owe$;
+
 -- What a promoter does (promoter.go): it handles the calls that have been due since a time, up to most of each slot, and lets as many jobs into the
 -- lanes and limits that were called as these have room for. It locks the slots first: nobody else counts then what is live there.
 -- Each step sees what was committed before it. So the calls are taken before anything is looked at: what is committed in between has left a
@@ -2042,7 +2083,14 @@ declare
   taken   bigint;
   found   bigint[];
   ways    text[];
+  owed    jsonb;         -- of limits: how much more than they were said to weigh the jobs weighed that ended
+  weighs  bigint;        -- what the live jobs of a limit weigh
+  weight  bigint;        -- of a job
+  used    bigint;        -- what those weigh that come in
+  crowded boolean;       -- the next job has no room
+  late    float8;        -- or its slot is too far ahead: this far
   rate    record;
+  tokens  float8;        -- how much may start at once, and in time
   debt    float8;
   rested  boolean;
   short   boolean;
@@ -2085,9 +2133,11 @@ begin
   ), heard as (
     delete from {{.schema}}.lane_calls where ctid = any (array(select place from call))
   )
-  select (select count(*) from call), array(select distinct lane from call order by lane),
+  select (select count(*) from call), array(select distinct case when lane like '/%' then split_part(lane, chr(31), 1) else lane end from call order by 1),
+         (select jsonb_object_agg(c.lane, c.n)
+            from (select split_part(lane, chr(31), 1) as lane, sum(split_part(lane, chr(31), 2)::bigint) as n from call where lane like '/%' || chr(31) || '%' group by 1) c),
          (select min(e.due) from (select max(due) as due from call group by slot having count(*) = most) e)
-    into calls, lines, upto;
+    into calls, lines, owed, upto;
   if calls = 0 then
     return;
   end if;
@@ -2148,41 +2198,53 @@ begin
   -- waits, and no slots are given as long as those that were given last for half of that time (short): the next slot is the same one
   -- later. The newest ones are read first, of which fewer are claimed, and no more than fill it. The burst is there at once if nothing has
   -- started for a while (rested).
+  --
+  -- A job counts as often as it weighs. The first one that does not fit ends the look, so that lighter ones
+  -- do not pass it for ever. One that weighs more than may be live comes in when nothing is. One that weighs
+  -- more than the burst starts when the whole burst is there, and the jobs after it wait for the rest.
   foreach line in array lines loop
     continue when line not like '/%';
+    if owed ? line then
+      rate := {{.schema}}.rate_of(line, now);
+      debt := greatest(rate.debt, 0) + (owed ->> line)::float8 * rate.gap;
+      if rate.debt > 0 or debt > 0 then
+        perform {{.schema}}.owe(line, now, debt, rate.gap);
+      end if;
+    end if;
     continue when exists (select from {{.schema}}.pauses p -- whose end has its own call
                            where p.what = 'limit' and p.name = substr(line, 2) and (p.until is null or p.until > now));
-    select least(1000, o.n - live.n) into room
+    select o.n - live.n, live.n into room, weighs
       from (select coalesce((select n from {{.schema}}.lane_limits where lane = line),
                             (select n from {{.schema}}.lane_limits where lane = left(line, strpos(substr(line, 2), '/') + 1)), 1) as n offset 0) o
      cross join lateral (
-           select count(*) as n from {{.schema}}.lane_places p
-            where p.lane = line and o.n < 2147483647
-              and exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0) offset 0) live;
+           select coalesce(sum({{.schema}}.weight(j.lane)), 0) as n from {{.schema}}.lane_places p
+            cross join lateral (select lane from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0) j
+            where p.lane = line and o.n < 2147483647 offset 0) live;
     continue when room <= 0 or not exists (
       select from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
        cross join lateral (select id from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit 1) w);
     rate := {{.schema}}.rate_of(line, now);
-    takes := room;
+    takes := least(1000, room);
     if rate.gap is not null then
+      tokens := rate.burst - rate.kept;
       debt := greatest(rate.debt, 0);
       rested := rate.debt <= -100000::float8;
-      short := rate.debt + (1::float8 - (rate.burst - rate.kept)) * rate.gap <= 250000::float8;
+      short := rate.debt + (1::float8 - tokens) * rate.gap <= 250000::float8;
       ahead := greatest(rate.burst, ceil(500000::float8 / rate.gap));
       ready := 0;
       if short then
-        select count(*) into ready
-          from (select from {{.schema}}.lane_places p cross join lateral (select leased_until from {{.schema}}.jobs where id = p.id offset 0) j
+        select coalesce(sum({{.schema}}.weight(u.lane)), 0) into ready
+          from (select j.lane from {{.schema}}.lane_places p cross join lateral (select leased_until, lane from {{.schema}}.jobs where id = p.id offset 0) j
                  where p.lane = line and j.leased_until is null order by p.id desc limit ahead) u;
       end if;
       takes := least(takes::float8, greatest(0, ahead - ready::float8),
         case when not short then 0
-             when rested then greatest(rate.burst, floor(500000::float8 / rate.gap + rate.burst - rate.kept))
-             else greatest(0, floor((500000::float8 - debt) / rate.gap + rate.burst - rate.kept)) end)::bigint;
+             when rested then greatest(rate.burst, floor(500000::float8 / rate.gap + tokens))
+             else greatest(0, floor((500000::float8 - debt) / rate.gap + tokens)) end)::bigint;
     end if;
-    taken := 0;
+    taken := 0; used := 0; crowded := false; late := null;
     if takes > 0 then
-      select array_agg(w.id order by w.priority, w.run_at, w.id), array_agg(w.path order by w.priority, w.run_at, w.id), count(*) into found, ways, taken
+      select array_agg(w.id order by w.priority, w.run_at, w.id), array_agg(w.path order by w.priority, w.run_at, w.id) into found, ways
         from (select w.*
                 from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
                cross join lateral (
@@ -2193,29 +2255,36 @@ begin
                         for update skip locked) w
                where not exists (select from {{.schema}}.jobs where id = w.id offset 0)
                limit takes) w;
-      for i in 1 .. taken loop
-        wait := case when rate.gap is null or rested and i::float8 <= rate.burst then 0
-                     else greatest(0, ceil(debt + (i::float8 - (rate.burst - rate.kept)) * rate.gap)) end;
+      for i in 1 .. coalesce(cardinality(found), 0) loop
+        weight := {{.schema}}.weight(ways[i]);
+        crowded := weight > room - used and weighs + used > 0;
+        exit when crowded;
+        wait := case when rate.gap is null or rested and (used + weight)::float8 <= rate.burst then 0
+                     else greatest(0, ceil(debt + (used::float8 + least(weight::float8, tokens) - tokens) * rate.gap)) end;
+        if wait > 500001 then
+          late := wait;
+          exit;
+        end if;
+        taken := i; used := used + weight;
         ids := ids || found[i]; froms := froms || line; paths := paths || ways[i]; slotted := slotted || (rate.gap is not null);
-        times := times || now + case when wait > 0 then wait else i - taken end * interval '1 microsecond';
+        times := times || now + case when wait > 0 then wait else i - cardinality(found) end * interval '1 microsecond';
       end loop;
       if taken > 0 and rate.gap is not null then
-        insert into {{.schema}}.limit_rates as r (lane, free_at, gap)
-        values (line, now + ceil(debt + taken::float8 * rate.gap) * interval '1 microsecond', rate.gap)
-        on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap;
+        perform {{.schema}}.owe(line, now, debt + used::float8 * rate.gap, rate.gap);
       end if;
     end if;
-    if (taken < room or taken = 1000) and taken < (
+    if not crowded and (used < room or taken = 1000) and taken < (
          select count(*)
            from (select
                    from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
                   cross join lateral (select id from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit taken + 1) w
                   limit taken + 1) w) then
-      recall := now + case when taken = 1000 then 0
+      recall := now + least(31536000000000000, case when taken = 1000 then 0
+                           when late is not null then greatest(20000, late - 250000)
                            when rate.gap is null or taken < takes then again::float8
                            when ready::float8 >= ahead then least(2000000, greatest(20000, ready::float8 * rate.gap / 2, case when rate.debt > '-infinity' then -rate.debt / 2 else 0 end))
                            when rested and taken::float8 < rate.burst then 20000
-                           else greatest(20000, debt + ((taken + 1)::float8 - (rate.burst - rate.kept)) * rate.gap - 250000) end * interval '1 microsecond';
+                           else greatest(20000, debt + ((used + 1)::float8 - tokens) * rate.gap - 250000) end) * interval '1 microsecond';
       if not exists (select from {{.schema}}.lane_calls c
                       where c.slot = (get_byte(sha256(decode(replace(line, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and c.due > now and c.due <= recall and c.lane = line offset 0) then
         perform {{.schema}}.call(array[line], recall);
@@ -2351,15 +2420,20 @@ begin
    where case when l.family
               then not exists (
                      select from {{.schema}}.lane_places p
+                      cross join lateral (
+                            select lane as path from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31))))
+                            union all
+                            select null from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0) j
                       where p.lane > l.lane and p.lane < left(l.lane, -1) || '0'
-                        and (exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0)
-                          or exists (select from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0))
                         and not exists (select from {{.schema}}.lane_limits o where o.lane = p.lane and o.n is not null)
-                      group by p.lane having count(*) > coalesce(l.n, 1))
-              else (select count(*) from {{.schema}}.lane_places p
-                     where p.lane = l.lane and coalesce(l.n, 1) < 2147483647
-                       and (exists (select from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31)))) offset 0)
-                         or exists (select from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0)))
+                      group by p.lane having sum(case when p.lane like '/%' then {{.schema}}.weight(j.path) else 1 end) > coalesce(l.n, 1))
+              else (select coalesce(sum(case when p.lane like '/%' then {{.schema}}.weight(j.path) else 1 end), 0)
+                      from {{.schema}}.lane_places p
+                     cross join lateral (
+                           select lane as path from {{.schema}}.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, chr(31))))
+                           union all
+                           select null from {{.schema}}.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || chr(31)) offset 0) j
+                     where p.lane = l.lane and coalesce(l.n, 1) < 2147483647)
                    <= coalesce(l.n, (select n from {{.schema}}.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end;
   update {{.schema}}.lane_limits set lowered = false where lane = any (reached) and n is not null;
   delete from {{.schema}}.lane_limits where lane = any (reached) and n is null;
@@ -2372,7 +2446,7 @@ $settle_limits$;
 
 -- Gives new slots to leased jobs of one limit, of which each missed its own. It locks the line's slot first, as promoters do. A job that would have to
 -- wait takes the slot of another one, which nobody has claimed and whose time has just come, and that one gets the new slot: the
--- handlers are slower than the rate, so it would miss its own. A job in quarantine keeps its slot, which a claimer knows
+-- handlers are slower than the rate, so it would miss its own. Both must weigh the same. A job in quarantine keeps its slot, which a claimer knows
 -- (claimer.suspended). It returns the ids of the jobs that may start at once, of those that have another's slot and may start too, and the
 -- microseconds that passed until the slots were given. The others (back) wait for their slots, as if they had not been claimed, for so many microseconds
 -- (ahead). ids are in order, and so is back.
@@ -2384,10 +2458,14 @@ declare
   began   timestamptz := clock_timestamp();
   now     timestamptz;
   mine    bigint[];
+  weights integer[];
+  used    bigint    := 0;
   rate    record;
+  tokens  float8;
   debt    float8;
   wait    float8;
   late    bigint[]  := '{}'; -- those of mine that would have to wait
+  weigh   integer[] := '{}'; -- and what they weigh
   waits   float8[]  := '{}'; -- and for how long
   others  bigint[];          -- jobs whose slots they take
   changed bigint[]  := '{}'; -- those that get the new slots
@@ -2397,9 +2475,9 @@ begin
   now := clock_timestamp();
   starts := '{}'; taken := '{}'; back := '{}'; ahead := '{}';
   waited := (extract(epoch from now - began) * 1e6)::bigint;
-  select array_agg(j.id order by u.n) into mine
+  select array_agg(j.id order by u.n), array_agg({{.schema}}.weight(j.lane) order by u.n) into mine, weights
     from unnest(ids, claims, holders) with ordinality as u(id, claims, holder, n)
-   cross join lateral (select id from {{.schema}}.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j;
+   cross join lateral (select id, lane from {{.schema}}.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j;
   if mine is null then
     return;
   end if;
@@ -2408,18 +2486,18 @@ begin
     starts := mine;
     return;
   end if;
+  tokens := rate.burst - rate.kept;
   debt := greatest(0, rate.debt);
   for i in 1 .. cardinality(mine) loop
-    wait := greatest(0, ceil(debt + (i::float8 - (rate.burst - rate.kept)) * rate.gap));
+    wait := greatest(0, least(31536000000000000, ceil(debt + (used::float8 + least(weights[i]::float8, tokens) - tokens) * rate.gap)));
+    used := used + weights[i];
     if wait = 0 then
       starts := starts || mine[i];
     else
-      late := late || mine[i]; waits := waits || wait;
+      late := late || mine[i]; waits := waits || wait; weigh := weigh || weights[i];
     end if;
   end loop;
-  insert into {{.schema}}.limit_rates as r (lane, free_at, gap)
-  values (line, now + ceil(debt + rate.gap * cardinality(mine)::float8) * interval '1 microsecond', rate.gap)
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap;
+  perform {{.schema}}.owe(line, now, debt + rate.gap * used::float8, rate.gap);
   if late = '{}' then
     return;
   end if;
@@ -2429,6 +2507,7 @@ begin
            cross join lateral (
                  select id from {{.schema}}.jobs
                   where id = p.id and leased_until is null and lost = 0 and run_at <= now and run_at > now - interval '50 milliseconds' and right(lane, 2) = chr(31) || '@'
+                    and {{.schema}}.weight(lane) = all (weigh)
                     for update skip locked) j
            where p.lane = line
            limit cardinality(late)) j;
@@ -3053,7 +3132,7 @@ language plpgsql stable set search_path = pg_catalog, pg_temp as $job_of$
 declare
   name text;
   kinds constant jsonb := '{"queue": "string", "scope": "string", "priority": "string", "run_at": "string", "delay": "string", "lane": "string", "lane_family": "string",
-    "overtake": "boolean", "stop_lane": "boolean", "limit": "string", "max_attempts": "number", "timeout": "string", "metadata": "object", "window": "string", "strict": "boolean",
+    "overtake": "boolean", "stop_lane": "boolean", "limit": "string", "weight": "number", "max_attempts": "number", "timeout": "string", "metadata": "object", "window": "string", "strict": "boolean",
     "fields": "array", "ignore_payload": "boolean", "replace": "array", "after": "array", "if_dead": "string"}';
 begin
   options := coalesce(options, '{}');
@@ -3184,6 +3263,14 @@ begin
     end if;
     path := coalesce(line, '') || chr(31) || '/' || name;
     line := coalesce(line, '/' || name);
+  end if;
+  if options -> 'weight' is not null then
+    if path is null then
+      raise exception 'onceq: weight is set without a limit' using errcode = 'OQ010';
+    elsif (options ->> 'weight')::numeric not between 1 and 1000000000 or (options ->> 'weight')::numeric % 1 <> 0 then
+      raise exception 'onceq: weight is %; 1 to 1000000000 is possible', options -> 'weight' using errcode = 'OQ010';
+    end if;
+    path := path || case when (options ->> 'weight')::numeric > 1 then chr(31) || (options ->> 'weight')::numeric::integer else '' end;
   end if;
 
   if exists (select from jsonb_array_elements_text(options -> 'replace') e where (e in ('payload', 'time')) is not true) then
@@ -3477,20 +3564,22 @@ drop function {{.schema}}.insert_members(bigint[], bigint[], boolean[], smallint
 drop function {{.schema}}.mark_members(bigint[]);
 drop function {{.schema}}.cancel(bigint[], bigint, boolean, integer);
 drop function {{.schema}}.keep_history(bigint[], smallint[], text[], integer[], bigint[], jsonb[], boolean);
-drop function {{.schema}}.give_back(bigint[], integer[], bigint[], text[], integer[], boolean[], bigint[], integer[], boolean, text[], text[]);
+drop function {{.schema}}.give_back(bigint[], integer[], bigint[], text[], integer[], boolean[], bigint[], integer[], boolean, text[], text[], jsonb);
 drop function {{.schema}}.finish_next(bigint, integer, bigint, text, boolean, bigint, bigint, text, text[]);
-drop function {{.schema}}.finish(bigint[], integer[], bigint[], smallint[], text[], text[], integer[], bigint[], boolean);
+drop function {{.schema}}.finish(bigint[], integer[], bigint[], smallint[], text[], text[], integer[], bigint[], boolean, jsonb);
 drop function {{.schema}}.promote(timestamptz, integer, bigint, bigint, bigint, bigint, text, text[]);
 drop function {{.schema}}.call_families(integer);
 drop function {{.schema}}.settle_limits();
 drop function {{.schema}}.take_slots(text, bigint[], integer[], bigint[]);
+drop function {{.schema}}.owe(text, timestamptz, float8, float8);
 drop function {{.schema}}.rate_of(text, timestamptz);
 drop function {{.schema}}.set_limit(text, integer, bigint, bigint, integer, boolean);
 drop function {{.schema}}.resume(text, text);
 drop function {{.schema}}.pause(text, text, timestamptz, bigint, text, boolean);
 drop function {{.schema}}.go_live(bigint[], timestamptz[], boolean[], timestamptz, bigint, bigint, boolean);
-drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[]);
+drop function {{.schema}}.hand_over(bigint[], text[], boolean[], boolean[], jsonb);
 drop function {{.schema}}.call(text[], timestamptz);
+drop function {{.schema}}.weight(text);
 drop function {{.schema}}.tell(bigint[], smallint[], text[]);
 drop function {{.schema}}.begin_await(bigint, text, text, bigint, integer, bigint, bigint);
 drop function {{.schema}}.emit(text, text, jsonb, bigint, bigint, boolean);

@@ -156,6 +156,7 @@ type storedJob struct {
 	LaneFamily  string            `json:"lane_family,omitempty"`
 	LaneRule    onceq.LaneRule    `json:"lane_rule,omitempty"`
 	Limit       string            `json:"limit,omitempty"`
+	Weight      int               `json:"weight,omitempty"`
 }
 
 func storeJob(j onceq.Job) (string, error) {
@@ -174,7 +175,7 @@ func storeJob(j onceq.Job) (string, error) {
 	}
 	stored, err := json.Marshal(storedJob{j.Kind, payload, j.Queue, j.Key, j.Scope, j.Window, j.Delay, j.Priority, j.MaxAttempts, j.Timeout,
 		j.Metadata,
-		j.Lane, j.LaneFamily, j.LaneRule, j.Limit})
+		j.Lane, j.LaneFamily, j.LaneRule, j.Limit, j.Weight})
 	return string(stored), err
 }
 
@@ -184,6 +185,6 @@ func readJob(stored string) (j onceq.Job, err error) {
 	return onceq.Job{
 		Kind: s.Kind, Payload: s.Payload, Queue: s.Queue, Key: s.Key, Scope: s.Scope, Window: s.Window, Delay: s.Delay,
 		Priority: s.Priority, MaxAttempts: s.MaxAttempts, Timeout: s.Timeout, Metadata: s.Metadata,
-		Lane: s.Lane, LaneFamily: s.LaneFamily, LaneRule: s.LaneRule, Limit: s.Limit,
+		Lane: s.Lane, LaneFamily: s.LaneFamily, LaneRule: s.LaneRule, Limit: s.Limit, Weight: s.Weight,
 	}, err
 }

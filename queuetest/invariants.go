@@ -41,15 +41,16 @@ f as (
     left join onceq.job_history h on h.id = f.job_id
 ),
 place as (
-  select l.lane, j.id, 'j' as room from onceq.jobs j cross join unnest(string_to_array(j.lane, E'\x1f')) l (lane) where l.lane not in ('', '@')
+  select l.lane, j.id, 'j' as room, case when starts_with(l.lane, '/') then onceq.weight(j.lane) else 1 end as weight from onceq.jobs j cross join unnest(string_to_array(j.lane, E'\x1f')) l (lane) where l.lane like '%/%'
   union all
-  select split_part(w.path, E'\x1f', 1), w.id, 'w' from onceq.job_waits w where starts_with(w.lane, '/') and not starts_with(w.path, E'\x1f')
+  select split_part(w.path, E'\x1f', 1), w.id, 'w', 1 from onceq.job_waits w where starts_with(w.lane, '/') and not starts_with(w.path, E'\x1f')
 ),
 lane as (
-  select l.lane, l.live, l.waiting, coalesce(o.n, a.n, 1) as n, coalesce(o.lowered, false) or coalesce(a.lowered, false) as lowered
-    from (select lane, count(*) filter (where live) as live, count(*) filter (where not live) as waiting
-            from (select lane, true as live from place
-                  union all select lane, false from onceq.job_waits where run_at <= statement_timestamp() and not starts_with(lane, E'\x1f')) x
+  select l.lane, l.live, l.jobs, l.waiting, l.next, coalesce(o.n, a.n, 1) as n, coalesce(o.lowered, false) or coalesce(a.lowered, false) as lowered
+    from (select lane, coalesce(sum(weight) filter (where live), 0) as live, count(*) filter (where live) as jobs, count(*) filter (where not live) as waiting,
+                 (array_agg(weight order by priority, run_at, id) filter (where not live))[1] as next
+            from (select lane, true as live, weight, null::smallint as priority, null::timestamptz as run_at, id from place
+                  union all select lane, false, case when starts_with(lane, '/') then onceq.weight(path) else 1 end, priority, run_at, id from onceq.job_waits where run_at <= statement_timestamp() and not starts_with(lane, E'\x1f')) x
            group by lane) l
     left join onceq.lane_limits o on o.lane = l.lane
     left join onceq.lane_limits a on a.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)
@@ -102,9 +103,9 @@ union all select format('job %s waits for others, which are done, and nobody was
                                 or c.slot = -1 and starts_with(c.lane, E'\x1f') and w.lane > substr(c.lane, 2))`},
 	{"jobs job_waits", `
           select format('job %s has rule %s and lane %s', id, lane_rule, lane) from (select id, lane, lane_rule from onceq.jobs union all select id, lane, lane_rule from w) x where (lane is null) <> (coalesce(lane_rule, 4) = 4 and lane is null) or lane_rule not between 0 and 7
-union all select format('lane %s has %s live jobs, its limit is %s', lane, live, n) from lane where live > n and not lowered
-union all select format('lane %s has %s live jobs and %s that wait, its limit is %s, and nobody was called', lane, live, waiting, n) from lane
-           where waiting > 0 and live < n
+union all select format('lane %s has %s live jobs that weigh %s, its limit is %s', lane, jobs, live, n) from lane where live > n and jobs > least(n, 1) and not lowered
+union all select format('lane %s has live jobs that weigh %s and %s that wait, its limit is %s, and nobody was called', lane, live, waiting, n) from lane
+           where waiting > 0 and n > 0 and (live = 0 or live + next <= n)
              and not exists (select from onceq.lane_calls c where c.lane = any (array[lane.lane, left(lane.lane, strpos(substr(lane.lane, 2), '/') + 1)]))
              and not exists (select from onceq.pauses p where p.what = 'limit' and '/' || p.name = lane.lane)
              and not exists (select from onceq.lane_calls c where c.slot = -1 and strpos(c.lane, E'\x1f') > 0 and lane.lane > substr(c.lane, strpos(c.lane, E'\x1f') + 1)

@@ -233,7 +233,8 @@ func (a *app) show(s shown, now time.Time, short bool) {
 			line("lane", "%s%s", s.Lane, waits("lane"))
 		}
 		if s.Limit != "" {
-			line("limit", "%s%s", s.Limit, waits("limit"))
+			weighs := map[bool]string{true: fmt.Sprintf(", in which it weighs %d", s.Weight)}[s.Weight > 1]
+			line("limit", "%s%s%s", s.Limit, weighs, waits("limit"))
 		}
 		if s.WaitsFor == "jobs" {
 			line("after", "others, for which it waits; %s", a.typed(fmt.Sprintf("onceq groups show %d", s.ID)))

@@ -345,7 +345,7 @@ func TestLimit_IsExplained(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, limits, 1)
 	limits[0].Oldest = 0
-	require.Equal(t, onceq.LimitInfo{Name: "provider", Limit: onceq.Limit{AtOnce: 1}, Live: 1, LiveIDs: ids[:1], Waiting: 2}, limits[0])
+	require.Equal(t, onceq.LimitInfo{Name: "provider", Limit: onceq.Limit{AtOnce: 1}, Live: 1, Weight: 1, LiveIDs: ids[:1], Waiting: 2, Next: 1}, limits[0])
 	require.Contains(t, limits[0].String(), `limit "provider" (not set itself) is full: 1 of its jobs is live, and 1 may be`)
 
 	setLimit(t, db, "provider", onceq.Limit{})

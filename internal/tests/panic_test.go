@@ -41,6 +41,7 @@ var panics = map[string]string{
 	"Kind.Scope":       "functions of a kind",
 	"Kind.Lane":        "functions of a kind",
 	"Kind.Limit":       "functions of a kind",
+	"Kind.Weight":      "functions of a kind",
 	"Kind.Backoff":     "backoff",
 	"Kind.LogLevel":    "log level",
 	"Kind.Handle":      "handlers",
@@ -299,10 +300,11 @@ func panicsInKind(t *testing.T) {
 	bad := func(int) string { panic(boom{}) }
 	key := func(int) string { return "key" }
 	for name, kind := range map[string]onceq.Kind[int]{
-		"Kind.Key":   {Name: "k", Key: bad},
-		"Kind.Scope": {Name: "k", Key: key, Scope: bad},
-		"Kind.Lane":  {Name: "k", Lane: bad},
-		"Kind.Limit": {Name: "k", Limit: bad},
+		"Kind.Key":    {Name: "k", Key: bad},
+		"Kind.Scope":  {Name: "k", Key: key, Scope: bad},
+		"Kind.Lane":   {Name: "k", Lane: bad},
+		"Kind.Limit":  {Name: "k", Limit: bad},
+		"Kind.Weight": {Name: "k", Limit: key, Weight: func(int) int { panic(boom{}) }},
 	} {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 		isPanic(t, err)

@@ -100,9 +100,9 @@ func TestWorkerProcess(t *testing.T) {
 	handlers := append(ledgerHandlers(pool), poisonHandlers(pool, func(fn func(pgx.Tx) error) error {
 		return pgx.BeginFunc(context.Background(), pool, fn)
 	}, func() { os.Exit(1) })...)
-	handlers = append(handlers, stamping.Handle(func(_ context.Context, _ *onceq.Lease, _ charge) error {
+	handlers = append(handlers, stamping.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
 		at := time.Now().UnixMicro()
-		_, err := pool.Exec(context.Background(), `insert into stamps values ($1)`, at)
+		_, err := pool.Exec(context.Background(), `insert into stamps values ($1, $2)`, at, l.Weight)
 		return err
 	}))
 	lease, err := time.ParseDuration(os.Getenv(processLease))

@@ -89,7 +89,7 @@ func TestLimit_MaxInAnyWindow(t *testing.T) {
 	limit := onceq.Limit{Max: 50, Per: time.Second}
 	setLimit(t, db, "provider", limit)
 	require.Equal(t, "at most 50 in any 1s", limit.String())
-	sqlRun(t, db, `create table stamps (at bigint)`)
+	sqlRun(t, db, `create table stamps (at bigint, weight int)`)
 	var workers [3]*process
 	for i := range workers {
 		workers[i] = startProcess(t, db, time.Second)

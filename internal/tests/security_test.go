@@ -179,6 +179,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					}},
 					{"Queue.Resolve", func() error { return q.Resolve(ctx, db.Pool, id, evil, onceq.Applied(evil)) }},
 					{"Lease.SetResult", func() error { return l.SetResult(evil) }},
+					{"Lease.SetWeight", func() error { return l.SetWeight(1) }},
 					{"Lease.Complete", func() error { return l.Complete(ctx, nil) }},
 					{"Lease.CompleteInBatch", func() error {
 						_, err := q.Enqueue(ctx, db.Pool, again("2"))

@@ -305,8 +305,11 @@ func TestSQL_OptionsAreThoseOfGo(t *testing.T) {
 			Timeout: onceq.NoTimeout, Metadata: map[string]string{"a": "b", "onceq-timeout": "1ms"},
 		},
 		`{"lane": "1", "lane_family": "customer", "overtake": true, "stop_lane": true}`: {Lane: "1", LaneFamily: "customer", LaneRule: onceq.Overtake | onceq.StopLane},
-		`{"limit": "provider/x"}`:     {Limit: "provider/x"},
-		`{"lane": "1", "limit": "p"}`: {Lane: "1", Limit: "p"},
+		`{"limit": "provider/x"}`:                    {Limit: "provider/x"},
+		`{"lane": "1", "limit": "p"}`:                {Lane: "1", Limit: "p"},
+		`{"limit": "p", "weight": 5}`:                {Limit: "p", Weight: 5},
+		`{"limit": "p", "lane": "1", "weight": 1e9}`: {Lane: "1", Limit: "p", Weight: onceq.MaxWeight},
+		`{"limit": "p", "weight": 1.0}`:              {Limit: "p", Weight: 1},
 	} {
 		job.Kind, job.Payload = "k", map[string]int{"n": 1}
 		want, err := db.Queue.Enqueue(ctx, db.Pool, job)
@@ -518,6 +521,10 @@ func TestSQL_BadInput(t *testing.T) {
 		`enqueue('k', options => '{"overtake": true}')`:                          `without a lane`,
 		`enqueue('a/b', options => '{"lane": "x"}')`:                             `lane_family contains a slash`,
 		`enqueue('k', options => '{"limit": "/x"}')`:                             `limit begins or ends with a slash`,
+		`enqueue('k', options => '{"lane": "x", "weight": 2}')`:                  `weight is set without a limit`,
+		`enqueue('k', options => '{"limit": "x", "weight": 0}')`:                 `weight is 0; 1 to 1000000000 is possible`,
+		`enqueue('k', options => '{"limit": "x", "weight": 1.5}')`:               `weight is 1.5`,
+		`enqueue('k', options => '{"limit": "x", "weight": 1000000001}')`:        `weight is 1000000001`,
 		`enqueue_many('{}')`:                                                     `jobs is no JSON array`,
 		`enqueue_many('[{"kind": "k"}, {"kind": ""}]')`:                          `job 2: kind is empty`,
 		`enqueue_many('[{"kind": "k", "key": 1}]')`:                              `job 1: it is no object with a kind, and a key that is a string`,

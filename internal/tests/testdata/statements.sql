@@ -787,9 +787,9 @@ with recursive line (lane, k) as (
   select l.lane, h.id, h.since, h.worker
     from line l
    cross join lateral (
-         select count(*) as live, (pg_catalog.array_agg(id order by since) filter (where goes_on))[1] as id, pg_catalog.min(since) filter (where goes_on) as since,
+         select pg_catalog.sum(case when l.lane like '/%' then onceq.weight(path) else 1 end) as live, (pg_catalog.array_agg(id order by since) filter (where goes_on))[1] as id, pg_catalog.min(since) filter (where goes_on) as since,
                 (pg_catalog.array_agg(worker order by since) filter (where goes_on))[1] as worker
-           from (select j.id, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
+           from (select j.id, j.lane as path, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
                         case when (j.progress ->> 'claims'::text)::bigint = j.claims then (j.progress ->> 'since'::text)::timestamptz -- beats write it
                              else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0)::float8 * interval '1 microsecond' end as since
                    from onceq.lane_places p
@@ -917,11 +917,13 @@ with gone as (
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
 -- finish.go: finishJobs
-select f.tokens from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool) as f(tokens);
+select f.tokens
+  from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool, $10::text::jsonb) as f(tokens);
 
 -- finish.go: giveBackJobs
 select b.tokens, b.cancelled
-  from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[]) b;
+  from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[],
+                       $12::text::jsonb) b;
 
 -- finish.go: retryJobs
 with u as materialized (
@@ -1452,9 +1454,9 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text limit coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1)) l),
@@ -1469,9 +1471,9 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
           limit least($3::int, coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1))),
        (select count(*)
-          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          from (select path from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                  cross join lateral (
-                       select from onceq.job_waits
+                       select path from onceq.job_waits
                         where lane = $1::text and priority = p.priority
                           and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
                           and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
@@ -1486,9 +1488,9 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                       case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text order by p.id limit 10) f) a
   left join lateral (
@@ -1496,9 +1498,9 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
          from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text and true offset 0) j
         order by j.leased_until, j.run_at, j.id
@@ -1517,17 +1519,17 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
                                 (select n from onceq.lane_limits where lane = pg_catalog.split_part(l.lane, '/', 1) || '/'), 1)),
        (select count(*) from (select from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane limit greatest($4::int, coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = pg_catalog.left(l.lane, pg_catalog.strpos(pg_catalog.substr(l.lane, 2), '/') + 1)), 1))) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = l.lane order by p.id limit 10),
        w.waiting, w.delayed,
@@ -1602,29 +1604,19 @@ select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int
 with x (lane) as (select $1::text collate "C"),
 l as (select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false), z.paused_at, z.until, z.note,
-       (select count(*) from (select from onceq.lane_places p
-         cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
-               union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = x.lane limit greatest($3::int, s.n)) j),
+       e.live, e.weight,
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.most + least(s.most - 1::float8, 100000::float8 / s.gap)) * s.gap)
+         + least(0, coalesce(f.weight, 1)::float8 - s.most + least(s.most - 1::float8, 100000::float8 / s.gap)) * s.gap)
          * interval '1 microsecond',
-       (select count(*)
-          from (select from onceq.lane_places p
-                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
-                 limit $3::int) u)
+       m.missed, m.weight, coalesce(f.weight, 0)
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst,
        s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most
@@ -1636,6 +1628,31 @@ l as (select x.lane,
   left join lateral (
        select paused_at, until, note from onceq.pauses
         where what = 'limit' and name = pg_catalog.substr(x.lane, 2) and (until is null or until > statement_timestamp()) offset 0) z on true
+ cross join lateral (
+       select count(*) as live, coalesce(pg_catalog.sum(onceq.weight(j.path)), 0)::bigint as weight
+         from (select j.path from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane limit greatest($3::int, s.n)) j) e
+ cross join lateral (
+       select count(*) as missed, coalesce(pg_catalog.sum(onceq.weight(u.lane)), 0)::bigint as weight
+         from (select j.lane from onceq.lane_places p
+                cross join lateral (select leased_until, run_at, lane from onceq.jobs where id = p.id offset 0) j
+                where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
+                limit $3::int) u) m
+  left join lateral (
+       select onceq.weight(w.path) as weight
+         from (select id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = x.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit 1) w
+          limit 1) d
+        cross join lateral (select path from onceq.job_waits where id = d.id offset 0) w) f on true
  cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
@@ -1643,9 +1660,20 @@ l as (select x.lane,
                  from onceq.job_waits where lane = x.lane and priority = p.priority order by run_at, id limit $3::int) w) w)
 select l.*,
        (select count(*)
-          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          from (select path from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                  cross join lateral (
-                       select from onceq.job_waits
+                       select path from onceq.job_waits
+                        where lane = $1::text and priority = p.priority
+                          and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
+                          and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
+                        order by run_at, id
+                        limit $3::int) w
+                 where p.priority <= $4::smallint
+                 limit $3::int) w),
+       (select coalesce(pg_catalog.sum(onceq.weight(w.path)), 0)::bigint
+          from (select path from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select path from onceq.job_waits
                         where lane = $1::text and priority = p.priority
                           and run_at <= case when p.priority = $4::smallint then least($5::timestamptz, statement_timestamp()) else statement_timestamp() end
                           and (p.priority < $4::smallint or run_at < $5::timestamptz or id < $2::bigint)
@@ -1660,9 +1688,9 @@ select l.*,
                       case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text order by p.id limit 10) f) a
   left join lateral (
@@ -1670,9 +1698,9 @@ select l.*,
          from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
                  from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text and l.n is distinct from 2147483647 offset 0) j
         order by j.leased_until, j.run_at, j.id
@@ -1688,29 +1716,19 @@ with recursive x (lane, k) as (
 )
 select x.lane,
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false), z.paused_at, z.until, z.note,
-       (select count(*) from (select from onceq.lane_places p
-         cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
-               union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = x.lane limit greatest($3::int, s.n)) j),
+       e.live, e.weight,
        array(select j.id from onceq.lane_places p
          cross join lateral (
-               select id, queue, kind, run_at, leased_until, holder from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
                union all
-               select id, queue, kind, run_at, null, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1e6, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1e6::float8 * s.gap / c.gap, 0)
-         + (1::float8 - s.most + least(s.most - 1::float8, 100000::float8 / s.gap)) * s.gap)
+         + least(0, coalesce(f.weight, 1)::float8 - s.most + least(s.most - 1::float8, 100000::float8 / s.gap)) * s.gap)
          * interval '1 microsecond',
-       (select count(*)
-          from (select from onceq.lane_places p
-                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
-                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
-                 limit $3::int) u)
+       m.missed, m.weight, coalesce(f.weight, 0)
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst,
        s.per::float8 / s.rate::float8 as gap, coalesce(s.burst, 1)::float8 as most
@@ -1722,6 +1740,31 @@ select x.lane,
   left join lateral (
        select paused_at, until, note from onceq.pauses
         where what = 'limit' and name = pg_catalog.substr(x.lane, 2) and (until is null or until > statement_timestamp()) offset 0) z on true
+ cross join lateral (
+       select count(*) as live, coalesce(pg_catalog.sum(onceq.weight(j.path)), 0)::bigint as weight
+         from (select j.path from onceq.lane_places p
+         cross join lateral (
+               select id, queue, kind, run_at, leased_until, holder, lane as path from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (pg_catalog.string_to_array(lane, E'\x1f')))
+               union all
+               select id, queue, kind, run_at, null, null, path from onceq.job_waits where id = p.id and lane is distinct from p.lane and pg_catalog.starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane limit greatest($3::int, s.n)) j) e
+ cross join lateral (
+       select count(*) as missed, coalesce(pg_catalog.sum(onceq.weight(u.lane)), 0)::bigint as weight
+         from (select j.lane from onceq.lane_places p
+                cross join lateral (select leased_until, run_at, lane from onceq.jobs where id = p.id offset 0) j
+                where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000::float8 * interval '1 microsecond' and s.gap is not null
+                limit $3::int) u) m
+  left join lateral (
+       select onceq.weight(w.path) as weight
+         from (select id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = x.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit 1) w
+          limit 1) d
+        cross join lateral (select path from onceq.job_waits where id = d.id offset 0) w) f on true
  cross join lateral (select least(count(*) filter (where due), $3::int) as waiting, least(count(*) filter (where not due), $3::int) as delayed, pg_catalog.min(due_at) filter (where due) as oldest
           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
          cross join lateral (
