@@ -179,6 +179,26 @@ func TestThreeLanguages_OneKey(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// A program that knows nothing of the library computes the fingerprints of the page.
+func TestFingerprints(t *testing.T) {
+	t.Parallel()
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("no python3 on this machine")
+	}
+	vectors, err := os.ReadFile("../../docs/use/fingerprints.json")
+	require.NoError(t, err)
+	for _, one := range []struct {
+		from, to string
+		differs  bool
+	}{{"", "", false}, {`"fingerprint":"0110f7`, `"fingerprint":"0110f8`, true}} {
+		cmd := exec.Command(python, "python/fingerprints.py")
+		cmd.Stdin = bytes.NewReader(bytes.Replace(vectors, []byte(one.from), []byte(one.to), 1))
+		out, err := cmd.CombinedOutput()
+		require.Equal(t, one.differs, err != nil, string(out))
+	}
+}
+
 // psql enqueues from a file, and errors are those of the page.
 func TestPsql(t *testing.T) {
 	t.Parallel()

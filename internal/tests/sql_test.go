@@ -749,6 +749,13 @@ func TestSQL_ThePageIsTrue(t *testing.T) {
 		require.NoError(t, err, sql)
 	}
 	require.Equal(t, `welcome user 7 {"user": 7}`, sqlOne[string](t, db, `select concat_ws(' ', kind, key, payload) from onceq.jobs`))
+	_, each, _ := strings.Cut(string(page), "## One example of each\n\n```sql\n")
+	each, _, _ = strings.Cut(each, "```")
+	calls := strings.Split(strings.TrimSpace(each), ";\n")
+	require.Len(t, calls, 6)
+	for _, call := range calls {
+		sqlRun(t, db, call)
+	}
 
 	_, err = db.Pool.Exec(t.Context(), `select onceq.enqueue('k', options => '{"none": 1}')`)
 	var refused *pgconn.PgError
