@@ -44,7 +44,7 @@ func main() {
 		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
 		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, silence, soak, soak-keyed and adapters")
 		variant    = flag.String("variant", "", "only trials whose variant has this in its name, as in 'idle lane'; not with -o")
-		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
+		peers      = flag.String("peers", "", "which peers, by name (onceq, onceq from SQL, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
 		pg         = flag.String("pg", "", "the server: 16, 17 or 18, or a directory with binaries; default as for the tests")
 		out        = flag.String("o", "", "directory for RESULTS.md, its figures and plots; default none are written")
@@ -310,7 +310,8 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 				if round%2 == 1 { // the other way round, so that nobody always comes first
 					i = len(trials) - 1 - i
 				}
-				if trials[i].peer.missing != "" || round > 0 && (found[i] == nil || t.once && !trials[i].repeated) || !strings.Contains(trials[i].variant, b.variant) {
+				p := trials[i].peer
+				if p.missing != "" || p.only != nil && !contains(p.only, t.name) || round > 0 && (found[i] == nil || t.once && !trials[i].repeated) || !strings.Contains(trials[i].variant, b.variant) {
 					continue
 				}
 				began := time.Now()
@@ -431,7 +432,7 @@ func (b *bench) startProfile(t trial) (end func(), err error) {
 
 // gatherPeers lists the peers that are wanted, with a reason for those that cannot run.
 func gatherPeers(ctx context.Context, want []string, redis *peers.Redis, redisErr error) []peer {
-	all := append([]peer{onceqPeer()}, basePeers()...)
+	all := append([]peer{onceqPeer(), sqlPeer()}, basePeers()...)
 	all = append(append(all, riverPeers()...), handPeer())
 	all = append(all, asynqPeers()...)
 	wantsNode := want == nil

@@ -21,7 +21,8 @@ type peer struct {
 	settings string // "default", "tuned", …
 	note     string // what that means
 	open     func(ctx context.Context, e env) (session, error)
-	missing  string // why it cannot run here
+	missing  string   // why it cannot run here
+	only     []string // the tests that it is for; nil for all
 
 	// Those that can work in several processes: the program that member.go talks to, and the SQL that counts the jobs
 	// that are not done.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -51,6 +52,64 @@ func onceqPeer() peer {
 	}
 	p.member, p.undone = goMember, "select count(*) from onceq.jobs"
 	return p
+}
+
+// sqlPeer is this project as a service in another language enqueues: by the functions of the schema. Its workers are onceq's.
+func sqlPeer() peer {
+	p := onceqPeer()
+	join := p.open
+	p.name, p.note = "onceq from SQL", "onceq.enqueue, and onceq.enqueue_many with 1,000 jobs"
+	p.only, p.member, p.undone = []string{"A", "A2", "B", "E"}, nil, ""
+	p.open = func(ctx context.Context, e env) (session, error) {
+		s, err := join(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		s.(*goSession).queue = sqlQueue{s.(*goSession).queue, s.(*goSession).pool}
+		return s, nil
+	}
+	return p
+}
+
+type sqlQueue struct {
+	queue
+	pool *pgxpool.Pool
+}
+
+func (q sqlQueue) bulk(ctx context.Context, from, to int, keyed bool) error {
+	type job struct {
+		Kind    string `json:"kind"`
+		Payload Task   `json:"payload"`
+		Key     string `json:"key,omitempty"`
+	}
+	jobs := make([]job, 0, to-from)
+	for n := from; n < to; n++ {
+		j := job{Kind: "noop", Payload: Task{n}}
+		if keyed {
+			j.Key = keyOf(n)
+		}
+		jobs = append(jobs, j)
+	}
+	raw, err := json.Marshal(jobs)
+	if err == nil {
+		_, err = q.pool.Exec(ctx, "select * from onceq.enqueue_many($1)", string(raw))
+	}
+	return err
+}
+
+func (q sqlQueue) put(ctx context.Context, tx pgx.Tx, n int, keyed bool) (err error) {
+	payload, _ := json.Marshal(Task{n})
+	args := []any{string(payload), nil}
+	if keyed {
+		args[1] = keyOf(n)
+	}
+	const call = "select * from onceq.enqueue('noop', $1, $2)"
+	if tx != nil {
+		_, err = tx.Exec(ctx, call, args...)
+	} else {
+		_, err = q.pool.Exec(ctx, call, args...)
+	}
+	return err
 }
 
 // joinOnceq opens a database that has the tables.
