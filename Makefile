@@ -48,8 +48,8 @@ format:
 
 # An application that imports onceq, or onceqsql, gets pgx and nothing else with it.
 imports:
-	@foreign=$$(go list -f '{{join .Imports "\n"}}' . ./onceqsql | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
-	if [ -n "$$foreign" ]; then echo "the root package and onceqsql may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
+	@foreign=$$(go list -f '{{join .Imports "\n"}}' . ./onceqops ./onceqsql | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
+	if [ -n "$$foreign" ]; then echo "the root package, onceqops and onceqsql may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
 	@modules=$$(grep -c '^	.* v[0-9]' go.mod); \
 	if [ "$$modules" -gt 9 ]; then echo "go.mod requires $$modules modules, which an application that imports onceq inherits; at most 9"; exit 1; fi
 	@if foreign=$$(grep -E 'testcontainers|jackc/tern' go.mod go.sum); then echo "for the modules queuetest/container and lab, and not for every importer:"; echo "$$foreign"; exit 1; fi

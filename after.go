@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // A job that waits for others is a follower, those are its members, and together they are a group, whose id is the
@@ -63,13 +65,27 @@ const (
 	DeadCancel
 )
 
-const followMark = lineSep // a job with this as its lane in an insert waits for others
+func (r DeadRule) String() string {
+	switch r {
+	case DeadWait:
+		return "wait"
+	case DeadRun:
+		return "run"
+	case DeadCancel:
+		return "cancel"
+	}
+	return fmt.Sprintf("DeadRule(%d)", int16(r))
+}
+
+// MarshalText returns the rule's name. It is used for JSON too.
+func (r DeadRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+const followMark = table.LineSep // a job with this as its lane in an insert waits for others
 
 // isFollowLine says of a line whether it is that of a follower.
-func isFollowLine(lane string) string { return `pg_catalog.starts_with(` + lane + `, ` + sqlSep + `)` }
-
-// followLine is the line in which a follower waits.
-func followLine(id string) string { return sqlSep + ` || pg_catalog.lpad(` + id + `::text, 19, '0')` }
+func isFollowLine(lane string) string {
+	return `pg_catalog.starts_with(` + lane + `, ` + table.Sep + `)`
+}
 
 const (
 	sqlDeadCancel = `2`
@@ -142,7 +158,7 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), ` + last + `
         select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
   left join lateral (
        select job_id, state, result from onceq.job_fences f
-        where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f on true`
+        where f.class = ` + table.OfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f on true`
 }
 
 // resolveAfter finds the jobs that those in a call wait for, before anything is written. It returns nil if no job waits.
@@ -282,8 +298,8 @@ const cancelDead = `select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from
 // callLater puts off the call that onceq.follow has just written for a follower.
 var callLater = `
 update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
- where slot = ` + laneSlot(followLine("$1::bigint")) + ` and due <= statement_timestamp() + interval '1 second'
-   and lane = ` + followLine("$1::bigint")
+ where slot = ` + laneSlot(table.FollowLine("$1::bigint")) + ` and due <= statement_timestamp() + interval '1 second'
+   and lane = ` + table.FollowLine("$1::bigint")
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps
 // no other from it; it is tried again in a minute.
@@ -307,9 +323,4 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.told(err))
 	}
 	return nil
-}
-
-// isOpen says whether a member of a group is unfinished.
-func isOpen(group string) string {
-	return `exists (select from (select from onceq.job_members where group_id = ` + group + ` and state = 0 order by job_id desc limit 1) m)`
 }

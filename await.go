@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // A handler that awaits an event, or sleeps, stops there: Await or Sleep returns an error, the handler returns that, and the
@@ -190,7 +192,7 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 		return "", false, err
 	}
 	w := waitFor{scope, key}
-	for range settleTries {
+	for range table.SettleTries {
 		a, err := l.wait(ctx, w, timeout)
 		switch {
 		case err != nil:
@@ -253,14 +255,14 @@ type awaited struct {
 // wait reads what came of a wait, and begins it if the job asks for the first time.
 func (l *Lease) wait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
 	switch {
-	case d == Forever || d > maxDelay:
-		d = maxDelay
+	case d == Forever || d > table.MaxDelay:
+		d = table.MaxDelay
 	case d < 0 && w.scope != "":
 		return nil, invalid("timeout", "is negative; use 0 to ask without waiting, or Forever")
 	case d < 0:
 		return nil, invalid("d", "is negative")
 	}
-	for range settleTries {
+	for range table.SettleTries {
 		if a, err := l.readAwait(ctx, w); a != nil || err != nil {
 			return a, err
 		}
@@ -283,7 +285,7 @@ func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	var err error
-	for range settleTries {
+	for range table.SettleTries {
 		err = l.q.send(ctx, forEffects{l.q.pool, l.db}, meeting, statement, append([]any{l.ID, w.scope, w.key, l.identity}, args...), row(dest...))
 		if !IsRetryable(err) {
 			break

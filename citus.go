@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Citus sends a statement whole to the node that has the schema's tables, if it has no insert in a "with", no sequence and,
@@ -59,9 +61,9 @@ const (
 // A call alone would run on the coordinator in a transaction, and each of its steps would be a hop.
 func onNode(statement string) string {
 	switch statement {
-	case finishJobs, giveBackJobs, cancelJobs, cancelDead, hurryJobs, replaceJobs, redriveJobs, discardJobs, emitEvent, beginAwait,
+	case finishJobs, giveBackJobs, cancelJobs, cancelDead, table.HurryJobs, replaceJobs, redriveJobs, table.DiscardJobs, emitEvent, beginAwait,
 		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines,
-		requestCancels, moveJobs, pauseIt, resumeIt, writePresence, writeCounts, rescanTurn, resolveFence, resolveEffects:
+		requestCancels, table.MoveJobs, pauseIt, resumeIt, writePresence, writeCounts, rescanTurn, resolveFence, table.ResolveEffects:
 		return statement + ", onceq.meta"
 	case readFenceTable:
 		return clusterSize
@@ -144,17 +146,17 @@ const (
 
 	fenceApart = `
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
-values (` + sqlOfJob + `, $1::text, $2::text, ` + sqlQueued + `, pg_catalog.current_setting('onceq_drawn.id')::bigint, pg_catalog.current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
+values (` + table.OfJob + `, $1::text, $2::text, ` + table.Queued + `, pg_catalog.current_setting('onceq_drawn.id')::bigint, pg_catalog.current_setting('onceq_drawn.id')::bigint << ` + table.TokenBitsSQL + `,
         statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
 on conflict do nothing`
 
 	retakeApart = `
 update onceq.job_fences f
-   set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
-       state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
+   set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << ` + table.TokenBitsSQL + `,
+       state = ` + table.Queued + `, created_at = statement_timestamp(), finished_at = null,
        lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
- where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text and ` + fenceFree + `
-   and f.token >> ` + sqlTokenBits + ` < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint`
+ where f.class = ` + table.OfJob + ` and f.scope = $1::text and f.key = $2::text and ` + table.FenceFree + `
+   and f.token >> ` + table.TokenBitsSQL + ` < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint`
 )
 
 // The rows of a job, with a key and without one: of jobs, or with the columns of a lane or a limit of job_waits. callOfBatch is the call of
@@ -175,9 +177,9 @@ values (` + laneSlot("$1::text") + `, greatest(statement_timestamp(), statement_
                                                timestamptz 'epoch' + $3::bigint::float8 * interval '1 microsecond'), $1::text)`
 )
 
-func plainOf(table, id, columns, values string) string {
+func plainOf(into, id, columns, values string) string {
 	return `
-insert into onceq.` + table + ` (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata` + columns + `)
+insert into onceq.` + into + ` (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata` + columns + `)
 values (` + id + `,
         greatest(statement_timestamp(), statement_timestamp() + $6::bigint::float8 * interval '1 microsecond',
                  timestamptz 'epoch' + $7::bigint::float8 * interval '1 microsecond'),
@@ -185,15 +187,15 @@ values (` + id + `,
 returning id, run_at > created_at, 1`
 }
 
-func keyedOf(table, columns, values string) string {
+func keyedOf(into, columns, values string) string {
 	return `
-insert into onceq.` + table + ` (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key` + columns + `)
+insert into onceq.` + into + ` (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key` + columns + `)
 select f.job_id,
        greatest(f.created_at, pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.created_at) + $6::bigint::float8 * interval '1 microsecond'),
                 pg_catalog.timezone('UTC', timestamp 'epoch' + $7::bigint::float8 * interval '1 microsecond')),
        f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key` + values + `
   from onceq.job_fences f
- where f.class = ` + sqlOfJob + ` and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
+ where f.class = ` + table.OfJob + ` and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
 returning id, run_at > created_at, 1`
 }
 

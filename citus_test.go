@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -229,10 +230,10 @@ func TestRedrive_AFollowerThatStoppedItsLane(t *testing.T) {
 		behind, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 2, Lane: "x"})
 		require.NoError(t, err)
 		promoteOnce(t, db)
-		_, err = q.Redrive(ctx, db.Pool, m.ID)
+		_, err = onceqops.New(q).Redrive(ctx, db.Pool, m.ID)
 		require.NoError(t, err)
 		require.NoError(t, claimOf(t, q, m.ID).Release(ctx))
-		_, err = q.Redrive(ctx, db.Pool, f.ID)
+		_, err = onceqops.New(q).Redrive(ctx, db.Pool, f.ID)
 		require.NoError(t, err)
 		require.NoError(t, db.Check(), "in parts: %v", apart)
 		promoteOnce(t, db)
@@ -256,20 +257,20 @@ func TestCancelInParts_FreesTheKeyOfAJobThatNeverStarted(t *testing.T) {
 			job.Kind = fmt.Sprint("k", keep)
 			first, err := q.Enqueue(ctx, db.Pool, job)
 			require.NoError(t, err)
-			n, asked, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: []int64{first.ID}, KeepKeys: keep})
+			n, asked, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{first.ID}, KeepKeys: keep})
 			require.NoError(t, err)
 			require.Equal(t, [2]int{1, 0}, [2]int{n, asked})
 			second, err := q.Enqueue(ctx, db.Pool, job)
 			require.NoError(t, err)
 			require.Equal(t, keep, second.Duplicate, "%s: %+v", job.Key, second)
 			if !keep {
-				_, err = q.Redrive(ctx, db.Pool, first.ID)
+				_, err = onceqops.New(q).Redrive(ctx, db.Pool, first.ID)
 				require.ErrorIs(t, err, onceq.ErrDuplicate)
 				_, err = q.Cancel(ctx, db.Pool, second.ID)
 				require.NoError(t, err)
 				first = second
 			}
-			_, err = q.Redrive(ctx, db.Pool, first.ID)
+			_, err = onceqops.New(q).Redrive(ctx, db.Pool, first.ID)
 			require.NoError(t, err)
 			_, err = q.Cancel(ctx, db.Pool, first.ID)
 			require.NoError(t, err)
@@ -378,10 +379,10 @@ func eventPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 	state, err := q.Cancel(ctx, db.Pool, id)
 	say("cancel: %s, %v", state, err)
 	emit(db.Pool, "cancelled", "f")
-	state, err = q.Redrive(ctx, db.Pool, id)
+	state, err = onceqops.New(q).Redrive(ctx, db.Pool, id)
 	say("redrive: %s, %v", state, err)
 	run(1, await(time.Hour))
-	say("discard: %v", q.Discard(ctx, db.Pool, id))
+	say("discard: %v", onceqops.New(q).Discard(ctx, db.Pool, id))
 
 	// Sleeps, in another round too.
 	id = enqueue("sleeps")
@@ -396,7 +397,7 @@ func eventPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 		return nil
 	}
 	run(1, sleeps)
-	why, err := q.Explain(ctx, db.Pool, id)
+	why, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 	require.NoError(t, err)
 	say("explained: %v", why.Cause())
 	db.Advance(61 * time.Minute)
@@ -431,7 +432,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 		g, err := q.Group(ctx, db.Pool, id)
 		g.ID, g.Oldest = 0, 0
 		say("group %+v, %v", g, err)
-		members, err := listed(q.Members(ctx, db.Pool, id))
+		members, err := listed(onceqops.New(q).Members(ctx, db.Pool, id))
 		require.NoError(t, err)
 		for _, m := range members {
 			say("member %s %s %s %s", m.State, m.Kind, m.Error, m.Result)
@@ -545,7 +546,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
 	require.NoError(t, leases[2].Complete(ctx, nil))
 	require.ErrorIs(t, leases[2].Complete(ctx, nil), onceq.ErrLeaseLost)
-	members, err := listed(q.Members(ctx, db.Pool, id))
+	members, err := listed(onceqops.New(q).Members(ctx, db.Pool, id))
 	require.NoError(t, err)
 	state, err := q.Cancel(ctx, db.Pool, members[3].ID)
 	say("cancelled: %s, %v", state, err)
@@ -559,12 +560,12 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 		db.Advance(2 * time.Second)
 		drain()
 		group(id)
-		members, err := listed(q.Members(ctx, db.Pool, id))
+		members, err := listed(onceqops.New(q).Members(ctx, db.Pool, id))
 		require.NoError(t, err)
-		say("discard: %v", q.Discard(ctx, db.Pool, members[1].ID))
-		state, err := q.Redrive(ctx, db.Pool, members[2].ID)
+		say("discard: %v", onceqops.New(q).Discard(ctx, db.Pool, members[1].ID))
+		state, err := onceqops.New(q).Redrive(ctx, db.Pool, members[2].ID)
 		say("redrive: %s, %v", state, err)
-		state, err = q.Redrive(ctx, db.Pool, id)
+		state, err = onceqops.New(q).Redrive(ctx, db.Pool, id)
 		say("redrive: %s, %v", state, err)
 		group(id)
 		leases, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"kept"}})
@@ -614,17 +615,17 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 	id = enqueueGroup(onceq.DeadWait, "cancelled", plain.Job(1), plain.Job(2), plain.Job(3))
 	leases, err = q.Claim(ctx, onceq.ClaimOptions{})
 	require.NoError(t, err)
-	cancelled, asked, err := q.CancelGroup(ctx, db.Pool, id)
+	cancelled, asked, err := onceqops.New(q).CancelGroup(ctx, db.Pool, id)
 	say("group cancelled: %d, %d, %v", cancelled, asked, err)
 	group(id)
 	require.NoError(t, leases[0].Release(ctx))
 	group(id)
-	redriven, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{IDs: append(groupIDs(t, q, db, id), id), States: []onceq.State{onceq.StateCancelled}})
+	redriven, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{IDs: append(groupIDs(t, q, db, id), id), States: []onceq.State{onceq.StateCancelled}})
 	say("redriven: %d, %d, %v", redriven, taken, err)
 	group(id)
-	groups, err := q.Groups(ctx, db.Pool, 0, 0)
+	groups, err := onceqops.New(q).Groups(ctx, db.Pool, 0, 0)
 	say("%d groups wait, %v", len(groups), err)
-	why, err := q.Explain(ctx, db.Pool, id)
+	why, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 	require.NoError(t, err)
 	say("explained: %v", why.Cause())
 	drain()
@@ -634,7 +635,7 @@ func groupPaths(t *testing.T, db *queuetest.DB, say func(format string, args ...
 // groupIDs gives the ids of the members of a group.
 func groupIDs(t *testing.T, q *onceq.Queue, db *queuetest.DB, id int64) (ids []int64) {
 	t.Helper()
-	members, err := listed(q.Members(t.Context(), db.Pool, id))
+	members, err := listed(onceqops.New(q).Members(t.Context(), db.Pool, id))
 	require.NoError(t, err)
 	for _, m := range members {
 		ids = append(ids, m.ID)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // ClaimOptions says what to claim.
@@ -144,8 +146,8 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 	case l.cancelled:
 		return &outcome{lease: l, state: StateCancelled, keep: CancelledKeep.Milliseconds()}
 	case l.Lost >= maxLost:
-		why = numbered(l.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
-	case l.claims >= claimsLimit:
+		why = table.Numbered(l.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
+	case l.claims >= table.ClaimsLimit:
 		why = fmt.Sprintf("claimed %d times, more than a token can count", l.claims)
 	default:
 		return nil
@@ -487,11 +489,11 @@ func (q *Queue) claimed(ctx context.Context, l *Lease, now time.Time) {
 	if e.Held = max(0, min(e.Wait, l.RunAt.Sub(due))); e.Held > 0 {
 		switch {
 		case l.Limit != "":
-			e.HeldBy = CauseLimit
+			e.HeldBy = "limit"
 		case l.Lane != "":
-			e.HeldBy = CauseLane
+			e.HeldBy = "lane"
 		default:
-			e.HeldBy = CauseAfter
+			e.HeldBy = "after"
 		}
 	}
 	q.emit(ctx, e)
@@ -519,16 +521,16 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before .
 		&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &due, n, &cancelled, cut, &lane, &rule)...); err != nil {
 		return err
 	}
-	l.Token = l.ID<<tokenBits | int64(l.claims)
+	l.Token = l.ID<<table.TokenBits | int64(l.claims)
 	l.Attempt++
-	l.due, l.waited = orZero(due), -1
+	l.due, l.waited = table.OrZero(due), -1
 	if !now.IsZero() {
 		l.waited = max(0, now.Sub(l.dueAt()))
 	}
-	l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
-	if strings.Contains(l.Lane, lineSep) {
+	l.Lane, l.member = table.OrZero(lane), table.OrZero(rule)&memberBit != 0
+	if strings.Contains(l.Lane, table.LineSep) {
 		var slotted bool
-		if l.Lane, l.Limit, l.Weight, slotted = splitPath(l.Lane); slotted {
+		if l.Lane, l.Limit, l.Weight, slotted = table.SplitPath(l.Lane); slotted {
 			l.slot = l.began.Add(l.RunAt.Sub(now))
 			l.q.far.saw(l.began)
 		}

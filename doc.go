@@ -16,6 +16,9 @@
 //	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, Welcome.Handle(send))
 //	err = w.Run(ctx)
 //
+// What people do to jobs, as listing them, asking why one does not run and running dead ones again, is in package onceqops:
+// Ops.Redrive, for example, is a method of its type Ops.
+//
 // # Glossary
 //
 //   - Job: one unit of work. It has a kind, a payload, a queue, and may have a key.
@@ -100,7 +103,7 @@
 //
 // Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Emit alone has another
 // order, for the event's fence and the jobs that wait for it: see docs/work/architecture.md. In a
-// transaction of the caller's, CancelMany, RedriveMany, DiscardMany and ResolveMany keep to the order for all
+// transaction of the caller's, CancelMany, RedriveMany, DiscardMany and ResolveMany (onceqops) keep to the order for all
 // of their jobs. EnqueueMany takes keys in
 // the order of scope and key, but in each call, and of more than 2,000 in each part of that size, those that have expired after
 // those that are absent. A completion locks its jobs' own fences, which nobody else changes once a job is started.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Result is the answer to an Enqueue.
@@ -212,7 +213,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		return refusal
 	}
 	// Absent keys are taken in their order, but expired ones after all absent ones of the same statement.
-	for range settleTries {
+	for range table.SettleTries {
 		if err = inOne(ctx, begin, db, asIs, enqueue); begin == nil || sqlstate.Of(err) != "40P01" {
 			break
 		}
@@ -644,7 +645,7 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 			c.paths = make([]string, len(c.lanes)-1, n)
 		}
 		if c.paths != nil {
-			c.paths = append(c.paths, orZero(path))
+			c.paths = append(c.paths, table.OrZero(path))
 		}
 	}
 	if c.keys != nil {
@@ -753,13 +754,26 @@ func (m *manyJobs) insert(ctx context.Context, q *Queue, db DB, part []int, taki
 
 // readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.
 const readTaken = `
-select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + fenceFree + `,
-       greatest(f.token >> ` + sqlTokenBits + `, f.job_id), ` + liveState + `
+select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + table.FenceFree + `,
+       greatest(f.token >> ` + table.TokenBitsSQL + `, f.job_id), ` + liveState + `
   from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)
  cross join lateral (
-       select * from onceq.job_fences f where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f
+       select * from onceq.job_fences f where f.class = ` + table.OfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true`
+
+// taken reads which job has a key. The error is pgx.ErrNoRows if none has.
+func (q *Queue) taken(ctx context.Context, db DB, scope, key string) (existing Result, err error) {
+	var state fenceState
+	var result *string
+	var live *int16
+	err = q.queryRow(ctx, db, readTaken, []any{[]string{scope}, []string{key}}, nil, &existing.ID, &state, nil, &result, nil, nil, &live)
+	existing.Duplicate, existing.State = true, state.job(live)
+	if result != nil {
+		existing.Output = []byte(*result)
+	}
+	return existing, err
+}
 
 // settling is a call to settle.
 type settling struct {
@@ -782,7 +796,7 @@ func (m *manyJobs) settle(ctx context.Context, q *Queue, db DB, left []int) (ref
 	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // the handler's transaction is recognised in another context too
 	s := settling{q: q, jobs: m.jobs, all: m.all, results: m.results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
-		if try == settleTries {
+		if try == table.SettleTries {
 			return nil, nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, m.all[left[0]].key, m.all[left[0]].header.scope)
 		}
 		again, floor, err := s.look(ctx, db, left)

@@ -1,7 +1,6 @@
 package onceq
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,9 +50,6 @@ var (
 	ErrHeld = errors.New("onceq: held for a person")
 )
 
-// ErrUnfinished: a job that is not finished cannot be discarded. Cancel it first.
-var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
-
 // ErrIDTaken: the sequence of ids returned one that a live job already has. This can happen after a restore, or on a
 // logical replica, when the sequence's value was not copied; a crash or a failover by physical replication cannot cause it.
 // The caller's transaction is aborted. Set the sequence past all ids in use, with the name of your schema instead of onceq:
@@ -79,15 +75,6 @@ func (e *InvalidError) Error() string { return "onceq: " + e.Field + " " + e.Rea
 
 func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
-}
-
-// pageSize gives a page its usual size if none was asked for, and refuses one that is too large.
-func pageSize(field string, n *int, usual int) error {
-	if *n < 0 || *n > 1000 {
-		return invalid(field, "is %d; 1 to 1,000 is possible, and 0 means %d", *n, usual)
-	}
-	*n = cmp.Or(*n, usual)
-	return nil
 }
 
 // SchemaError says that the tables are missing, too old for the code, or too new for it. Queue.Check and Worker.Run return it.
@@ -249,7 +236,7 @@ func (e *UncertainError) Is(target error) bool { return target == ErrUncertain }
 // Unwrap returns the cause.
 func (e *UncertainError) Unwrap() error { return e.Err }
 
-// HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler should return it unchanged; the
+// HeldError says that an uncertain effect waits for a person: see Ops.Resolve. A handler should return it unchanged; the
 // job then waits in the history as StateHeld. It matches ErrHeld.
 type HeldError struct {
 	Scope, Key string // of a fence outside jobs

@@ -33,7 +33,7 @@ const (
 	EventReaped    EventType = "reaped"
 
 	// EventBackground: work in the background failed and will be tried again. Name says which work: claim, look, rescan,
-	// promote, extend, finish, announce, listen, presence, count or reap. Count says how often it has failed in a row. Queue.Health
+	// promote, extend, finish, announce, listen, presence, count or reap. Count says how often it has failed in a row. Ops.Health
 	// shows the work that is still failing.
 	EventBackground EventType = "background_error"
 )
@@ -51,7 +51,7 @@ type Event struct {
 	Attempt int           // 1 for the first
 	Wait    time.Duration // claimed: how long the job had been due, whatever held it, by the database's clock
 	Held    time.Duration // claimed: the part of Wait in which the job waited for its lane, its limit or other jobs
-	HeldBy  Cause         // claimed: what that was last: CauseLane, CauseLimit or CauseAfter (a Move, too); empty if Held is 0
+	HeldBy  string        // claimed: what that was last: "lane", "limit" or "after" (other jobs; a Move, too); empty if Held is 0
 	Run     time.Duration // completed, failed, …: how long the handler took; without a worker, the time since the claim
 	Count   int           // reaped: rows; background_error: failures in a row
 	Err     error

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/exampletb"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -318,40 +318,6 @@ func ExampleSleep() {
 	// fetching it
 }
 
-// A provider that cannot deduplicate did not answer. Nobody knows whether the fax was sent, so a person decides.
-func ExampleQueue_Resolve() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	fax := onceq.Kind[string]{Name: "fax", Backoff: func(int, error) time.Duration { return 0 }}
-	job, err := q.Enqueue(ctx, pool, fax.Job("555-0100"))
-	check(err)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
-		fax.Handle(func(ctx context.Context, l *onceq.Lease, number string) error {
-			_, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (string, error) {
-				fmt.Println("sending")
-				return "", errors.New("no answer")
-			}, onceq.OnUncertain(onceq.Hold()))
-			return err
-		}))
-	check(err)
-	check(w.Drain(ctx, 0))
-
-	info, err := q.Get(ctx, pool, job.ID)
-	check(err)
-	fmt.Println(info.State)
-
-	// Somebody has looked: the fax is there.
-	check(q.Resolve(ctx, pool, job.ID, "send", onceq.Applied("page 1 of 1")))
-	check(w.Drain(ctx, 0))
-	_, err = q.Get(ctx, pool, job.ID)
-	fmt.Println("completed, and no history is kept:", errors.Is(err, onceq.ErrNotFound))
-	// Output:
-	// sending
-	// held
-	// completed, and no history is kept: true
-}
-
 // Work outside jobs, such as that of a request, is done once for each key.
 func ExampleDo() {
 	ctx, _, q, done := database()
@@ -420,7 +386,7 @@ func ExampleFatal() {
 	check(err)
 	check(w.Drain(ctx, 0))
 
-	jobs, err := q.List(ctx, pool, onceq.Filter{Queue: "calls"})
+	jobs, err := onceqops.New(q).List(ctx, pool, onceqops.Filter{Queue: "calls"})
 	check(err)
 	for _, job := range jobs { // the newest first
 		fmt.Println(string(job.Payload), job.State)
@@ -450,39 +416,6 @@ func ExampleQueue_Claim() {
 	// Output: resize "cat.png"
 }
 
-// A dead job runs again after the mistake was corrected. It keeps its id, its key and the outcomes of its effects.
-func ExampleQueue_Redrive() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	broken := true
-	kind := onceq.Kind[string]{Name: "report", MaxAttempts: 1}
-	job, err := q.Enqueue(ctx, pool, kind.Job("weekly"))
-	check(err)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
-		kind.Handle(func(ctx context.Context, l *onceq.Lease, name string) error {
-			if broken {
-				return errors.New("template not found")
-			}
-			fmt.Println("sent", name)
-			return nil
-		}))
-	check(err)
-	check(w.Drain(ctx, 0))
-
-	info, err := q.Get(ctx, pool, job.ID)
-	check(err)
-	fmt.Println(info.State, info.Errors[0].Error)
-
-	broken = false
-	_, err = q.Redrive(ctx, pool, job.ID)
-	check(err)
-	check(w.Drain(ctx, 0))
-	// Output:
-	// dead template not found
-	// sent weekly
-}
-
 // A job that nobody has started is cancelled at once. A running job is asked to end.
 func ExampleQueue_Cancel() {
 	ctx, pool, q, done := database()
@@ -507,21 +440,6 @@ func ExampleQueue_GetByKey() {
 	check(err)
 	fmt.Println(info.Kind, info.State, info.Attempts)
 	// Output: charge waiting 0
-}
-
-// How many jobs wait, and how long has the oldest waited?
-func ExampleQueue_Stats() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{{Kind: "a"}, {Kind: "b"}, {Kind: "c", Delay: time.Hour}})
-	check(err)
-	stats, err := q.Stats(ctx)
-	check(err)
-	for _, s := range stats {
-		fmt.Println(s.Queue, s.Waiting, s.Delayed, s.Dead)
-	}
-	// Output: default 2 1 0
 }
 
 // A Reaper removes keys whose window is over, and history that was kept long enough. A service runs one with Run.
@@ -862,7 +780,7 @@ func ExampleAsk() {
 	// letters: 1
 }
 
-// This provider can neither deduplicate nor be asked. The job is held, and a person decides: see [Queue.Resolve].
+// This provider can neither deduplicate nor be asked. The job is held, and a person decides: see [Ops.Resolve].
 func ExampleHold() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -881,7 +799,7 @@ func ExampleHold() {
 	check(err)
 	check(w.Drain(ctx, 0))
 
-	effects, err := q.Effects(ctx, pool, job.ID)
+	effects, err := onceqops.New(q).Effects(ctx, pool, job.ID)
 	check(err)
 	fmt.Println(effects[0].Name, effects[0].State)
 	// Output:
@@ -1255,146 +1173,6 @@ func ExampleFence_Resolve() {
 	// transfer 4711 <nil>
 }
 
-// A user is deleted. The same transaction cancels all of the user's jobs, which have the user as the scope of their keys.
-func ExampleQueue_CancelMany() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	for _, user := range []string{"ada", "bob"} {
-		_, err := q.EnqueueMany(ctx, pool, []onceq.Job{
-			{Kind: "digest", Scope: "user:" + user, Key: "digest:2026-11"},
-			{Kind: "reminder", Scope: "user:" + user, Key: "reminder:7", Delay: time.Hour},
-		})
-		check(err)
-	}
-	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// delete from users …
-		cancelled, running, err := q.CancelMany(ctx, tx, onceq.Filter{Scope: "user:ada"})
-		fmt.Println("cancelled:", cancelled, "told to end:", running)
-		return err
-	}))
-	left, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateDelayed}})
-	check(err)
-	fmt.Println("left:", len(left))
-	// Output:
-	// cancelled: 2 told to end: 0
-	// left: 2
-}
-
-// After the mistake was corrected, all jobs that died of it run again.
-func ExampleQueue_RedriveMany() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	broken := true
-	report := onceq.Kind[int]{Name: "report", MaxAttempts: 1}
-	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{report.Job(1), report.Job(2)})
-	check(err)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
-		report.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
-			if broken {
-				return errors.New("template not found")
-			}
-			return nil
-		}))
-	check(err)
-	check(w.Drain(ctx, 0))
-
-	broken = false
-	redriven, taken, err := q.RedriveMany(ctx, pool, onceq.Filter{Kind: "report"})
-	fmt.Println("redriven:", redriven, "key taken by now:", taken, err)
-	check(w.Drain(ctx, 0))
-	dead, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
-	fmt.Println("dead:", len(dead), err)
-	// Output:
-	// redriven: 2 key taken by now: 0 <nil>
-	// dead: 0 <nil>
-}
-
-// After an outage, somebody has asked the provider: none of the letters was sent. So all of them are sent now.
-func ExampleQueue_ResolveMany() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	var sent atomic.Int32
-	outage := true
-	letter := onceq.Kind[int]{Name: "letter", Backoff: func(int, error) time.Duration { return 0 }}
-	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{letter.Job(1), letter.Job(2)})
-	check(err)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
-		letter.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
-			_, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (bool, error) {
-				if outage {
-					return false, errors.New("no answer")
-				}
-				sent.Add(1)
-				return true, nil
-			}, onceq.OnUncertain(onceq.Hold()))
-			return err
-		}))
-	check(err)
-	check(w.Drain(ctx, 0))
-
-	outage = false
-	resolved, redriven, err := q.ResolveMany(ctx, pool, onceq.Filter{Kind: "letter"}, "send", onceq.NeverApplied())
-	fmt.Println("resolved:", resolved, "run again:", redriven, err)
-	check(w.Drain(ctx, 0))
-	fmt.Println("sent:", sent.Load())
-	// Output:
-	// resolved: 2 run again: 2 <nil>
-	// sent: 2
-}
-
-// A finished job is forgotten, and its key is free at once.
-func ExampleQueue_Discard() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	job := onceq.Job{Kind: "import", Key: "2026-11-22.csv"}
-	first, err := q.Enqueue(ctx, pool, job)
-	check(err)
-	fmt.Println("not finished:", errors.Is(q.Discard(ctx, pool, first.ID), onceq.ErrUnfinished))
-	_, err = q.Cancel(ctx, pool, first.ID)
-	check(err)
-	check(q.Discard(ctx, pool, first.ID))
-	again, err := q.Enqueue(ctx, pool, job)
-	check(err)
-	fmt.Println("duplicate:", again.Duplicate)
-	// Output:
-	// not finished: true
-	// duplicate: false
-}
-
-// Dead jobs that nobody needs any more are deleted.
-func ExampleQueue_DiscardMany() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{{Kind: "probe"}, {Kind: "probe"}})
-	check(err)
-	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 2})
-	check(err)
-	for _, lease := range leases {
-		check(lease.Fail(ctx, onceq.Fatal(errors.New("no such host"))))
-	}
-	fmt.Println(q.DiscardMany(ctx, pool, onceq.Filter{Kind: "probe"}))
-	// Output: 2 <nil>
-}
-
-// A delayed job runs now.
-func ExampleQueue_Retry() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	job, err := q.Enqueue(ctx, pool, onceq.Job{Kind: "digest", Delay: 24 * time.Hour})
-	check(err)
-	fmt.Println(job.State)
-	fmt.Println(q.Retry(ctx, pool, job.ID))
-	// Output:
-	// delayed
-	// waiting <nil>
-}
-
 // What is known of a job: its state, how often it has failed, and why.
 func ExampleQueue_Get() {
 	ctx, pool, q, done := database()
@@ -1415,79 +1193,6 @@ func ExampleQueue_Get() {
 	// attempts: 1 of 25 latest error: out of memory
 }
 
-// Jobs page by page, the newest first.
-func ExampleQueue_List() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{
-		{Kind: "mail", Payload: "ada"}, {Kind: "mail", Payload: "bob"}, {Kind: "mail", Payload: "cleo"},
-	})
-	check(err)
-	filter := onceq.Filter{Kind: "mail", Limit: 2}
-	for n := 1; ; n++ {
-		page, err := q.List(ctx, pool, filter)
-		check(err)
-		if len(page) == 0 {
-			break
-		}
-		for _, job := range page {
-			fmt.Println("page", n, string(job.Payload))
-		}
-		filter.After = page[len(page)-1].ID
-	}
-	// Output:
-	// page 1 "cleo"
-	// page 1 "bob"
-	// page 2 "ada"
-}
-
-// The effects of a job: what it did outside the database, and what the results were.
-func ExampleQueue_Effects() {
-	ctx, pool, q, done := database()
-	defer done()
-
-	order := onceq.Kind[int]{Name: "order", MaxAttempts: 1}
-	job, err := q.Enqueue(ctx, pool, order.Job(7))
-	check(err)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
-		order.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
-			for _, name := range []string{"charge", "label"} {
-				_, err := onceq.Once(ctx, l, name, func(ctx context.Context, key string) (string, error) {
-					return name + " of order 7", nil
-				})
-				if err != nil {
-					return err
-				}
-			}
-			return errors.New("the parcel service is away")
-		}))
-	check(err)
-	check(w.Drain(ctx, 0))
-
-	effects, err := q.Effects(ctx, pool, job.ID)
-	check(err)
-	for _, e := range effects {
-		fmt.Println(e.Name, e.State, string(e.Result))
-	}
-	// Output:
-	// charge completed "charge of order 7"
-	// label completed "label of order 7"
-}
-
-// Each finding says what slows the queue down and what to do. No finding is a good sign.
-func ExampleQueue_Health() {
-	ctx, _, q, done := database()
-	defer done()
-
-	findings, err := q.Health(ctx)
-	for _, f := range findings {
-		slog.Warn("queue", "what", f.What, "detail", f.Detail, "advice", f.Advice)
-	}
-	fmt.Println(err)
-	// Output: <nil>
-}
-
 // A restored copy of a database gets an identity of its own before its first worker starts. Then no provider takes its
 // calls for production's.
 func ExampleQueue_NewInstallation() {
@@ -1502,7 +1207,7 @@ func ExampleQueue_NewInstallation() {
 	held, err := q.NewInstallation(ctx)
 	fmt.Println("work of unknown outcome that is held:", held, err)
 	// Cancel the jobs that only production should do.
-	cancelled, _, err := q.CancelMany(ctx, owner, onceq.Filter{Queue: "mails"})
+	cancelled, _, err := onceqops.New(q).CancelMany(ctx, owner, onceqops.Filter{Queue: "mails"})
 	fmt.Println("cancelled:", cancelled, err)
 	// Output:
 	// work of unknown outcome that is held: 0 <nil>

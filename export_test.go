@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // This is what the tests of package onceq_test may use of the unexported code: pure functions and limits.
@@ -85,7 +86,7 @@ var LeaseStatements = map[string]string{
 const GuardPlans = guardPlans
 
 // FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.
-const FenceFree = fenceFree
+const FenceFree = table.FenceFree
 
 // RescanTurn is a statement.
 const RescanTurn = rescanTurn
@@ -103,22 +104,6 @@ func (q *Queue) FailAll(ctx context.Context, db DB, leases []*Lease, err error) 
 // UnholdAll is what a worker does once a minute for the held jobs of its process.
 func (q *Queue) UnholdAll(ctx context.Context) error { return q.unholdAll(ctx, q.pool) }
 
-// HealthAt is Health with other limits: for the age of snapshots, for dead rows, for the bytes of an index, and for
-// waiting.
-func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
-	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting, hang: waiting, question: time.Minute})
-}
-
-// HealthWithin is Health with another time limit for each question.
-func (q *Queue) HealthWithin(ctx context.Context, question time.Duration) ([]Finding, error) {
-	return q.health(ctx, healthLimits{snapshot: time.Hour, dead: 1 << 40, index: 1 << 40, waiting: time.Hour, hang: time.Hour, question: question})
-}
-
-// ExplainAt is Explain with another limit for the age of snapshots.
-func (q *Queue) ExplainAt(ctx context.Context, db DB, id int64, snapshot time.Duration) (Explanation, error) {
-	return q.whyNot(ctx, db, id, snapshot)
-}
-
 // ReaperPass makes a pass. grown then says whether so many keys have come since that the Reaper ends its rest.
 func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 	_, last, _, err := r.pass(ctx)
@@ -132,17 +117,6 @@ func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 	return q.lookAtFamilies(ctx, q.pool)
 }
-
-// ListStatement is the statement of List.
-func ListStatement(f Filter) (string, []any) { return f.statement() }
-
-// ReadStill is a statement of Health.
-var ReadStill = readStill
-
-var (
-	ReadLane    = readLane
-	ReadLimitOf = readLimitOf
-)
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {

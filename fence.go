@@ -16,55 +16,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/table"
 )
-
-// fenceFree says when a fence f that still exists counts as free, by its state and lifetime:
-//
-//	state                    until finished   window               for ever
-//	queued, claimed          taken            taken                taken
-//	uncertain, held          taken            taken                taken
-//	completed, dead          free             free after window    taken
-//	cancelled                free             free after window    taken
-//	cancelled, never claimed free             free                 free
-//
-// A job was never claimed if its fence's token counts no claim. No worker had a token for the work then, so nothing of it can have
-// happened, and who cancels such a job and enqueues its key again means a new one. The fence keeps its lifetime and its
-// fingerprint for a Redrive. If the key is to stay taken (Filter.KeepKeys), or if nobody knows whether the job was claimed
-// (reapOrphans), the token counts one claim.
-//
-// A claimed fence whose lease has run out is not free: its outcome is uncertain (uncertain.go). A released fence is cancelled
-// and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
-// removes it. With lifetime 0 no clock is asked: it may have been set back since the work was finished.
-//
-// Some other places repeat a part of this and must agree with it: take_fence and claim_fence in the migration (a test compares them);
-// fencePast, which adds the Reaper's grace time, and lets the fence of a job that was never claimed stay for its window, for a
-// Redrive; v_keys and Keys, which say when a key is free; Fence.read, because a completed effect is not free while its job may run;
-// and Fence.judge, which takes a cancelled fence for free at once.
-//
-// A client's key (class 2) that is uncertain or held also ends, because otherwise anybody who can cause an error could grow
-// the table. The Reaper removes it when nobody has asked for it for unknownFor, or for its window if that is longer. It
-// never counts as free. leased_until says when somebody last asked, to within notedEvery: it is the end of the last claim, or the
-// time of keepDoubt.
-//
-// An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark) lives
-// as long as its job and its identity. Completing a job does not touch it. Its finished_at therefore stays null, which
-// never counts as free, while the job may run again. The Reaper sets finished_at when it first sees that the job is neither
-// in jobs nor dead, cancelled or held in job_history. From then on the table above applies, and it applies to an unknown
-// outcome too.
-const fenceFree = fenceFreeAt + `statement_timestamp()` + orNeverClaimed
-
-// fenceFreeAt and orNeverClaimed are for around a time. A timestamptz with an interval depends on the session's time zone, and a timestamp
-// does not: Citus writes nothing by such a condition.
-const (
-	fenceFreeAt = `(` + fenceOver + ` and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null
-           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= `
-	orNeverClaimed = `)
-      or ` + neverClaimed + `)`
-)
-
-// neverClaimed says that f is the fence of a job that was cancelled before any claim had it.
-const neverClaimed = `f.class = ` + sqlOfJob + ` and f.state = ` + sqlCancelled + ` and f.token = f.token >> ` + sqlTokenBits + ` << ` + sqlTokenBits
 
 // effectMark says which job an effect belongs to, and to which round of that job. It is the job's identity: the job's time
 // of creation in microseconds, plus one for each Reschedule. The id would not be enough: after the sequence was set back, a
@@ -73,38 +26,11 @@ func (l *Lease) effectMark() []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
 
-// identityOf is the identity of the job in the row j: by default when it was created, in UTC, because Citus
-// writes nothing by what depends on a time zone.
-func identityOf(j string) string {
-	return `coalesce(` + j + `.identity, (extract(epoch from pg_catalog.timezone('UTC', ` + j + `.created_at)) * 1e6)::bigint)`
-}
+// liveState is table.JobState for a job of the fence f, also if it waits for its lane.
+const liveState = `case when j.id is null and f.state = ` + table.Queued + `
+            then (select ` + table.WaitState + ` from onceq.job_waits w where w.id = f.job_id) else ` + table.JobState + ` end`
 
-// ofRound says that the effect f belongs to the present round of the job in the row j. An effect without a
-// mark does.
-func ofRound(j string) string {
-	return `coalesce(f.fingerprint = pg_catalog.int8send(` + identityOf(j) + `), true)`
-}
-
-// effectsOf says that f is an effect of the job in the row j, or of another job that had its id.
-func effectsOf(j string) string {
-	return fmt.Sprintf(`f.class = `+sqlOfEffect+` and f.scope = %[1]s.queue and f.key >= %[1]s.id::text collate "C" || '/' and f.key < %[1]s.id::text collate "C" || '0'`, j)
-}
-
-// jobState gives the State of a live job j, and null if there is none.
-const jobState = `case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint`
-
-// liveState is jobState for a job of the fence f, also if it waits for its lane.
-const liveState = `case when j.id is null and f.state = ` + sqlQueued + `
-            then (select ` + waitState + ` from onceq.job_waits w where w.id = f.job_id) else ` + jobState + ` end`
-
-// waitState gives the State of a job w that waits for its lane.
-const waitState = `case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint`
-
-// job gives the State of the job that a fence belongs to; live is jobState's answer.
+// job gives the State of the job that a fence belongs to; live is table.JobState's answer.
 func (s fenceState) job(live *int16) State {
 	switch s {
 	case fenceCompleted:
@@ -255,7 +181,7 @@ with ok as materialized (
 ),
 mine as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
-  select $4::smallint, $5::text, $6::text, ` + sqlClaimed + `, nullif($1::bigint, 0), pg_catalog.nextval('onceq.ids') << ` + sqlTokenBits + `, $7::bigint,
+  select $4::smallint, $5::text, $6::text, ` + table.Claimed + `, nullif($1::bigint, 0), pg_catalog.nextval('onceq.ids') << ` + table.TokenBitsSQL + `, $7::bigint,
          statement_timestamp() + $8::bigint::float8 * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
@@ -273,14 +199,14 @@ select f.holds, f.token, f.until, f.since, f.identity
 
 const readFence = `
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
-       coalesce(` + fenceFree + `, false), statement_timestamp(), coalesce(f.job_id, 0), f.finished_at
+       coalesce(` + table.FenceFree + `, false), statement_timestamp(), coalesce(f.job_id, 0), f.finished_at
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text`
 
 // holdFence makes a fence wait for a person if it is still in doubt under the token that was read.
 const holdFence = `
-update onceq.job_fences f set state = ` + sqlHeld + `, detail = coalesce(f.detail, $5::text)
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + inDoubt + `
+update onceq.job_fences f set state = ` + table.Held + `, detail = coalesce(f.detail, $5::text)
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + table.InDoubt + `
 returning f.token`
 
 // by is how a claim is sent. Outside jobs somebody waits for it; an effect is part of a job's run.
@@ -308,7 +234,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 	if f.job != nil {
 		c.args[0], c.args[1], c.args[2] = f.job.ID, f.job.claims, f.job.holder
 	}
-	for range settleTries {
+	for range table.SettleTries {
 		if ok, err := c.send(ctx, insertFence, c.args...); ok || err != nil {
 			return c.FenceLease, err
 		}

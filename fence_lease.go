@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/onceq/onceq/internal/calls"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // FenceLease is the answer to Fence.Claim: the right to do the work or, with Replayed set, the result of the work that was
@@ -84,31 +86,31 @@ select case when not exists (select from done) then onceq.lease_lost($1::bigint)
 const completeFence = `
 with done as (
   update onceq.job_fences f
-     set state = ` + sqlCompleted + `,
-         result = case when f.state = ` + sqlCompleted + ` then f.result else nullif($7::text, '')::jsonb end,
-         detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then clock.now end,
-         lifetime = case when f.state = ` + sqlCompleted + ` then f.lifetime
-                         when f.state = ` + sqlClaimed + ` and (f.leased_until <= clock.now) is not true then $9::bigint else $10::bigint end` + fenceClock + fenceGuard + fenceRaise
+     set state = ` + table.Completed + `,
+         result = case when f.state = ` + table.Completed + ` then f.result else nullif($7::text, '')::jsonb end,
+         detail = case when f.state = ` + table.Completed + ` then f.detail else nullif($8::text, '') end,
+         finished_at = case when f.state = ` + table.Completed + ` then f.finished_at when f.class <> ` + table.OfEffect + ` then clock.now end,
+         lifetime = case when f.state = ` + table.Completed + ` then f.lifetime
+                         when f.state = ` + table.Claimed + ` and (f.leased_until <= clock.now) is not true then $9::bigint else $10::bigint end` + fenceClock + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `
 with done as (
   update onceq.job_fences f
-     set state = case when f.detail is null then ` + sqlCancelled + ` else ` + sqlUncertain + ` end, holder = null,
+     set state = case when f.detail is null then ` + table.Cancelled + ` else ` + table.Uncertain + ` end, holder = null,
          finished_at = case when f.detail is null then clock.now end,
-         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceClock + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
+         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceClock + fenceGuard + ` and f.state = ` + table.Claimed + fenceRaise
 
 const doubtFence = `
 with done as (
-  update onceq.job_fences f set state = ` + sqlUncertain + `, detail = $7::text` + fenceGuard + ` and f.state in (` + sqlClaimed + `, ` + sqlUncertain + `)` + fenceRaise
+  update onceq.job_fences f set state = ` + table.Uncertain + `, detail = $7::text` + fenceGuard + ` and f.state in (` + table.Claimed + `, ` + table.Uncertain + `)` + fenceRaise
 
 // extendFence extends the lease; with $8 it also clears the earlier doubt.
 const extendFence = `
 with done as (
   update onceq.job_fences f
      set leased_until = statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
-         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
+         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = ` + table.Claimed + fenceRaise
 
 func (c *FenceLease) guard(more ...any) []any {
 	var job int64
@@ -122,7 +124,7 @@ func (c *FenceLease) guard(more ...any) []any {
 // excludes the effect of another job that has the same id in another queue.
 const effectScope = `
 select f.scope from onceq.job_fences f
- where f.class = ` + sqlOfEffect + ` and f.key = $1::text and f.token = $2::bigint and f.holder = $3::bigint`
+ where f.class = ` + table.OfEffect + ` and f.key = $1::text and f.token = $2::bigint and f.holder = $3::bigint`
 
 func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more ...any) error {
 	own := db == nil

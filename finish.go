@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -240,7 +241,7 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
 const (
 	heldByOne   = `id = $1::bigint and claims = $2::int and holder = $3::bigint`
 	heldByEach  = `j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder`
-	fenceOfGone = `f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
+	fenceOfGone = `f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = ` + table.OfJob + ` and f.job_id = g.id`
 )
 
 // completeOneUnkeyed is the same for a job without a fence.
@@ -358,14 +359,14 @@ ready as (
      set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = least(lost, u.most),
-         identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
+         identity = case when u.reset then ` + table.IdentityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
    where ` + heldByEach + `
   returning j.id, j.claims, j.created_at
 )
 select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       pg_catalog.array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
+       pg_catalog.array_agg(ready.id << ` + table.TokenBitsSQL + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
 func completeArgs(outcomes []outcome, raise bool) []any {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Group is the answer of EnqueueGroup.
@@ -177,7 +179,7 @@ select coalesce(n, -1), coalesce(id, 0), coalesce(root, 0)
        select g.n - 1 as n, w.id, w.root
          from unnest($2::bigint[], $3::text[], $4::text[]) with ordinality as g(id, scope, key, n)
         cross join lateral (
-              select coalesce(nullif(g.id, 0), (select job_id from onceq.job_fences f where f.class = ` + sqlOfJob + ` and f.scope = g.scope and f.key = g.key)) as id offset 0) f
+              select coalesce(nullif(g.id, 0), (select job_id from onceq.job_fences f where f.class = ` + table.OfJob + ` and f.scope = g.scope and f.key = g.key)) as id offset 0) f
          join waits w on w.id = f.id
         order by g.n limit 1) c on true`
 
@@ -319,31 +321,33 @@ with page as materialized (
    order by job_id
    limit $3::int
 )
-select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), m.result::text,
-       coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.kind end, ''),
-       coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.errors -> -1 ->> 'error'::text end, '')
+select m.job_id, coalesce(m.state, i.state, ` + table.JobCompleted + `), m.result::text,
+       coalesce(case when i.state <> ` + table.JobCompleted + ` then i.kind end, ''),
+       coalesce(case when i.state <> ` + table.JobCompleted + ` then i.errors -> -1 ->> 'error'::text end, '')
   from page m
   left join lateral (
-       select ` + jobState + ` as state, j.kind, j.errors from onceq.jobs j where j.id = m.job_id and m.state is null
+       select ` + table.JobState + ` as state, j.kind, j.errors from onceq.jobs j where j.id = m.job_id and m.state is null
         union all
-       select ` + waitState + `, w.kind, w.errors from onceq.job_waits w where w.id = m.job_id and m.state is null
+       select ` + table.WaitState + `, w.kind, w.errors from onceq.job_waits w where w.id = m.job_id and m.state is null
         union all
-       select h.state, h.kind, h.errors from onceq.job_history h where h.id = m.job_id and m.state is distinct from ` + sqlJobCompleted + `
+       select h.state, h.kind, h.errors from onceq.job_history h where h.id = m.job_id and m.state is distinct from ` + table.JobCompleted + `
         limit 1) i on true
  order by m.job_id`
 
-// Members gives the jobs that a job waits for, or did wait for, by id. It reads them in pages of up to 1,000, and holds no
-// connection between two pages. An error ends it. They are known as long as the group is, which is until a Reaper
-// finds that the job that waited for them is gone. A Filter may have After, and then larger ids follow, Limit (default
-// no limit), and WithoutPayloads. Group counts them.
-func (q *Queue) Members(ctx context.Context, db DB, group int64, filter ...Filter) iter.Seq2[Member, error] {
-	f := orNone(filter)
+// membersOf gives the members of a group whose ids are larger than after, in pages of up to 1,000, and of them limit, if that is not 0.
+func membersOf(ctx context.Context, q *Queue, db DB, group, after int64, limit int, bare bool) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
-		for after, left := f.After, cmp.Or(f.Limit, math.MaxInt); left > 0; {
-			args := []any{group, after, min(left, 1000), f.WithoutPayloads}
-			page, err := readAll(ctx, q, db, reading, fmt.Sprint("members of group ", group), readMembers, args, (*Member).scan)
+		for left := cmp.Or(limit, math.MaxInt); left > 0; {
+			var page []Member
+			args := []any{group, after, min(left, 1000), bare}
+			err := q.send(ctx, db, reading, readMembers, args, each(func(rows pgx.Rows) error {
+				var m Member
+				err := m.scan(rows)
+				page = append(page, m)
+				return err
+			}))
 			if err != nil {
-				yield(Member{}, err)
+				yield(Member{}, fmt.Errorf("onceq: members of group %d: %w", group, err))
 				return
 			}
 			for _, m := range page {
@@ -363,10 +367,10 @@ func (m *Member) scan(rows pgx.Rows) error {
 	return rows.Scan(&m.ID, &m.State, (*[]byte)(&m.Result), &m.Kind, &m.Error)
 }
 
-// Members gives the jobs that this one has waited for, as Queue.Members does, and Group counts them. Both read on a
-// connection that does not depend on the handler's transaction.
+// Members gives the jobs that this one has waited for, by id, and Group counts them. Members reads them in pages of up to
+// 1,000; an error ends it. Both read on a connection that does not depend on the handler's transaction.
 func (l *Lease) Members(ctx context.Context) iter.Seq2[Member, error] {
-	return l.q.Members(ctx, forEffects{l.q.pool, l.db}, l.ID)
+	return membersOf(ctx, l.q, forEffects{l.q.pool, l.db}, l.ID, 0, 0, false)
 }
 
 // Group says how many of the jobs that this one has waited for were completed, are dead or were cancelled. See Members.
@@ -395,7 +399,7 @@ func (g GroupInfo) String() string {
 	if g.Total == 0 {
 		return fmt.Sprintf("group %d: job %d waits for no others", g.ID, g.ID)
 	}
-	s := fmt.Sprintf("group %d: %d of %s finished", g.ID, g.Total-g.Open, numbered(g.Total, "member is", "members are"))
+	s := fmt.Sprintf("group %d: %d of %s finished", g.ID, g.Total-g.Open, table.Numbered(g.Total, "member is", "members are"))
 	for _, n := range []struct {
 		count int
 		word  string
@@ -405,7 +409,7 @@ func (g GroupInfo) String() string {
 		}
 	}
 	if g.Waits && g.Dead > 0 && g.IfDead == DeadWait {
-		s += fmt.Sprintf(", and so job %d waits until %s redriven, resolved or discarded (DeadWait)", g.ID, either(g.Dead, "that is", "those are"))
+		s += fmt.Sprintf(", and so job %d waits until %s redriven, resolved or discarded (DeadWait)", g.ID, table.Either(g.Dead, "that is", "those are"))
 	}
 	if g.State == StateCancelled && g.IfDead == DeadCancel {
 		s += fmt.Sprintf(", and so job %d was cancelled (DeadCancel)", g.ID)
@@ -415,20 +419,20 @@ func (g GroupInfo) String() string {
 
 // countMembers counts the members of group g.id, and reads the state of the job that waits for them.
 const countMembers = `
-       coalesce((select ` + waitState + ` from onceq.job_waits w where w.id = g.id), (select ` + jobState + ` from onceq.jobs j where j.id = g.id),
+       coalesce((select ` + table.WaitState + ` from onceq.job_waits w where w.id = g.id), (select ` + table.JobState + ` from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
        coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and h.if_dead = ` + sqlDeadEnded + `), 0),
        coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held,
        array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state = 0 order by job_id limit 10),
-       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by job_id limit 10)
+       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state in (` + table.JobDead + `, ` + table.JobHeld + `) order by job_id limit 10)
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
  cross join lateral (
-       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = ` + sqlJobCompleted + `) as completed,
-              count(*) filter (where state = ` + sqlJobDead + `) as dead, count(*) filter (where state = ` + sqlJobCancelled + `) as cancelled,
-              count(*) filter (where state = ` + sqlJobHeld + `) as held
+       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = ` + table.JobCompleted + `) as completed,
+              count(*) filter (where state = ` + table.JobDead + `) as dead, count(*) filter (where state = ` + table.JobCancelled + `) as cancelled,
+              count(*) filter (where state = ` + table.JobHeld + `) as held
          from onceq.job_members where group_id = g.id) m`
 
 // readGroups gives at most $2 of the groups behind $1 that still wait, by id, or group $3. With $4 it also gives that group's first
@@ -436,7 +440,7 @@ const countMembers = `
 var readGroups = `
 with g as materialized (
   (select id, lane from onceq.job_waits
-    where lane > ` + followLine("$1::bigint") + ` and lane < ' ' and $3::bigint = 0
+    where lane > ` + table.FollowLine("$1::bigint") + ` and lane < ' ' and $3::bigint = 0
     order by lane limit $2::int)
   union all
   select $3::bigint, '' where $3::bigint <> 0
@@ -445,7 +449,8 @@ select g.id,` + countMembers + `
  order by g.lane`
 
 // groups reads what readGroups does, and calls take with each group, its first unfinished members and those that wait for a person.
-func (q *Queue) groups(ctx context.Context, db DB, after int64, limit int, one int64, members bool, take func(g GroupInfo, open, dead []int64)) error {
+func (q *Queue) groups(ctx context.Context, db DB, after int64, limit int, one int64, members bool,
+	take func(g GroupInfo, open, dead []int64)) error {
 	return q.send(ctx, db, reading, readGroups, []any{after, limit, one, members}, each(func(rows pgx.Rows) error {
 		var g GroupInfo
 		var open, dead []int64
@@ -477,7 +482,7 @@ func (g *GroupInfo) scan(rows pgx.Rows, more ...any) error {
 // Group says how a group is doing: how many members there are, and how they ended. Its id is that of the job that waits. It
 // reads one small row for each member, so it is cheap for thousands and takes a third of a second or more for a million: do not
 // ask for the progress of a very large group in a tight loop (docs/use/groups.md has figures). An unknown id is ErrNotFound. A job that waits for no others, and did not, is as one of an
-// EnqueueGroup without members: Total is 0, and State that of the job. CancelGroup refuses it.
+// EnqueueGroup without members: Total is 0, and State that of the job. Ops.CancelGroup refuses it.
 func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 	var g GroupInfo
 	err := q.groups(ctx, db, 0, 0, id, false, func(one GroupInfo, _, _ []int64) { g = one })
@@ -488,18 +493,4 @@ func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 		return GroupInfo{}, fmt.Errorf("onceq: group %d: %w", id, err)
 	}
 	return g, nil
-}
-
-// Groups lists the groups that still wait for members by id, at most limit of them, 50 if that is 0. For the next page set after to
-// the ID of the last group of this one.
-func (q *Queue) Groups(ctx context.Context, db DB, after int64, limit int) ([]GroupInfo, error) {
-	if err := pageSize("limit", &limit, 50); err != nil {
-		return nil, err
-	}
-	var all []GroupInfo
-	err := q.groups(ctx, db, after, limit, 0, false, func(g GroupInfo, _, _ []int64) { all = append(all, g) })
-	if err != nil {
-		return nil, fmt.Errorf("onceq: groups: %w", err)
-	}
-	return all, nil
 }

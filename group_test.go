@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -89,7 +90,7 @@ func (s *groupScene) completeOthers(t *testing.T, moves ...string) {
 	}
 	for member, id := range map[string]int64{"dead": s.dead, "cancelled": s.cancelled} {
 		if !of[member] {
-			_, err := q.Redrive(ctx, pool, id)
+			_, err := onceqops.New(q).Redrive(ctx, pool, id)
 			require.NoError(t, err)
 		}
 	}
@@ -167,18 +168,20 @@ var groupMoves = map[string]func(ctx context.Context, s *groupScene, tx pgx.Tx) 
 		if _, err := s.db.Queue.Cancel(ctx, tx, s.then); err != nil {
 			return err
 		}
-		_, err := s.db.Queue.Redrive(ctx, tx, s.then)
+		_, err := onceqops.New(s.db.Queue).Redrive(ctx, tx, s.then)
 		return err
 	},
 	"redrive the dead one": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
-		_, err := s.db.Queue.Redrive(ctx, tx, s.dead)
+		_, err := onceqops.New(s.db.Queue).Redrive(ctx, tx, s.dead)
 		return err
 	},
 	"redrive the cancelled one": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
-		_, err := s.db.Queue.Redrive(ctx, tx, s.cancelled)
+		_, err := onceqops.New(s.db.Queue).Redrive(ctx, tx, s.cancelled)
 		return err
 	},
-	"discard": func(ctx context.Context, s *groupScene, tx pgx.Tx) error { return s.db.Queue.Discard(ctx, tx, s.dead) },
+	"discard": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
+		return onceqops.New(s.db.Queue).Discard(ctx, tx, s.dead)
+	},
 }
 
 func waitFor(id func(*groupScene) int64) func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
@@ -319,7 +322,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	var lost *onceq.LeaseError
 	switch {
 	case err == nil:
-	case sameRow && (errors.As(err, &lost) || onceq.IsRetryable(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceq.ErrUnfinished)):
+	case sameRow && (errors.As(err, &lost) || onceq.IsRetryable(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceqops.ErrUnfinished)):
 	case level != pgx.ReadCommitted && touches && onceq.IsRetryable(err):
 	case level == pgx.Serializable && onceq.IsRetryable(err):
 	default:
@@ -361,7 +364,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	finish()
 	if s.rule == onceq.DeadWait {
 		for _, id := range []int64{s.dead, s.first.ID} { // if they are dead
-			if _, err := q.Redrive(ctx, pool, id); err != nil {
+			if _, err := onceqops.New(q).Redrive(ctx, pool, id); err != nil {
 				require.ErrorIs(t, err, onceq.ErrNotFound)
 			}
 		}
@@ -377,7 +380,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	if ran[s.then] || cancels[a] || cancels[b] {
 		return
 	}
-	members, err := listed(q.Members(ctx, pool, s.then))
+	members, err := listed(onceqops.New(q).Members(ctx, pool, s.then))
 	require.NoError(t, err)
 	require.True(t, s.rule == onceq.DeadCancel && slices.ContainsFunc(members, s.stops), "the job that waits did not run, after %+v", members)
 	then, err := q.Get(ctx, pool, s.then)

@@ -26,7 +26,9 @@ import (
 	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/leaks"
 	"github.com/onceq/onceq/internal/ownconns"
+	"github.com/onceq/onceq/internal/plans"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -563,227 +565,6 @@ func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
 	require.Contains(t, space(list[0].Up), strings.ReplaceAll(free, "statement_timestamp()", "now"), "claim_fence")
 }
 
-func TestExplain_NamesAnOldSnapshot(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1})
-	require.NoError(t, err)
-	_, err = db.Pool.Exec(ctx, strings.ReplaceAll(`insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
-values (1, 1, now(), now(), 1, 1, 'h', 'v', '{"default": 1}', '{k}')`, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."))
-	require.NoError(t, err)
-	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(ctx) }()
-	var pid int
-	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid))
-	db.Advance(time.Minute)
-	e, err := db.Queue.ExplainAt(ctx, db.Pool, r.ID, time.Microsecond)
-	require.NoError(t, err)
-	require.Equal(t, onceq.CauseSnapshot, e.Cause(), "%s", e)
-	require.NoError(t, tx.Rollback(ctx))
-	e, err = db.Queue.ExplainAt(ctx, db.Pool, r.ID, time.Hour)
-	require.NoError(t, err)
-	require.Equal(t, onceq.CauseReady, e.Cause(), "%s", e)
-}
-
-// A vacuum has a snapshot too, and keeps no other one from its work. To end it would do harm.
-func TestHealth_AVacuumIsNoOldSnapshot(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	snapshots := func() (details string) {
-		found, err := db.Queue.HealthAt(ctx, time.Microsecond, 1<<40, 1<<40, time.Hour)
-		require.NoError(t, err)
-		for _, f := range found {
-			if f.What == "snapshot" {
-				details += f.Detail
-			}
-		}
-		return details
-	}
-	_, err := db.Pool.Exec(ctx, `create table large with (autovacuum_enabled = off) as select n, repeat('x', 1000) as text from generate_series(1, 20000) n; delete from large`)
-	require.NoError(t, err)
-	conn, err := db.Pool.Acquire(ctx)
-	require.NoError(t, err)
-	defer conn.Release()
-	var pid int
-	require.NoError(t, conn.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid))
-	done := make(chan error, 1)
-	go func() {
-		_, err := conn.Exec(ctx, `set vacuum_cost_delay = 100; set vacuum_cost_limit = 1`)
-		if err == nil {
-			_, err = conn.Exec(ctx, `vacuum large`)
-		}
-		done <- err
-	}()
-	require.Eventually(t, func() bool {
-		var has bool
-		err := db.Pool.QueryRow(ctx, `select exists (select from pg_stat_activity where pid = $1 and backend_xmin is not null and query like 'vacuum%')
-			and exists (select from pg_stat_progress_vacuum where pid = $1)`, pid).Scan(&has)
-		return err == nil && has
-	}, 5*time.Minute, time.Millisecond)
-	vacuum := fmt.Sprintf("session %d ", pid)
-	require.NotContains(t, snapshots(), vacuum)
-	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	require.NoError(t, err)
-	var other int
-	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&other))
-	require.Contains(t, snapshots(), fmt.Sprintf("session %d ", other))
-	require.NoError(t, tx.Rollback(ctx))
-	_, err = db.Pool.Exec(ctx, `select pg_cancel_backend($1)`, pid)
-	require.NoError(t, err)
-	require.Error(t, <-done, "the vacuum was still at work")
-}
-
-func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema(`we"ird`))
-	find := func(what string) onceq.Finding {
-		t.Helper()
-		var found []onceq.Finding
-		require.Eventually(t, func() bool { // the server's statistics arrive a little later
-			var err error
-			found, err = db.Queue.HealthAt(t.Context(), time.Microsecond, 100, 1, time.Microsecond)
-			require.NoError(t, err)
-			return slices.ContainsFunc(found, func(f onceq.Finding) bool { return f.What == what })
-		}, 5*time.Minute, 50*time.Millisecond, "no %s", what)
-		i := slices.IndexFunc(found, func(f onceq.Finding) bool { return f.What == what })
-		require.NotEmpty(t, found[i].Advice)
-		return found[i]
-	}
-
-	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	require.NoError(t, err)
-	var pid int
-	require.NoError(t, tx.QueryRow(t.Context(), `select pg_backend_pid()`).Scan(&pid))
-	require.Contains(t, find("snapshot").Detail, t.Name())
-
-	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: "late"})
-	require.NoError(t, err)
-	require.Contains(t, find("waiting").Detail, `"late"`)
-
-	jobs := make([]onceq.Job, 500)
-	for i := range jobs {
-		jobs[i] = onceq.Job{Kind: "k"}
-	}
-	_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-	require.NoError(t, err)
-	_, err = db.Pool.Exec(t.Context(), `delete from "we""ird".jobs`)
-	require.NoError(t, err)
-	require.Contains(t, find("dead_rows").Detail, "jobs has")
-	require.Contains(t, find("index_bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit, which is one byte
-	require.NoError(t, tx.Rollback(t.Context()))
-
-	_, err = conformance.Owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)
-	require.NoError(t, err)
-	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
-}
-
-// At READ COMMITTED a session that has written and idles has no snapshot, and keeps vacuum from its work all the same. One that has
-// only read does not.
-func TestHealth_ASessionThatHasWrittenAndIdles(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	snapshots := func() (all []onceq.Finding) {
-		found, err := db.Queue.HealthAt(ctx, time.Microsecond, 1<<40, 1<<40, time.Hour)
-		require.NoError(t, err)
-		for _, f := range found {
-			if f.What == "snapshot" {
-				all = append(all, f)
-			}
-		}
-		return all
-	}
-	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(ctx) }()
-	var pid int
-	var since time.Time
-	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid(), now()`).Scan(&pid, &since))
-	_, err = tx.Exec(ctx, `select 1`) // whose message closes the portal of the statement before, which has a snapshot
-	require.NoError(t, err)
-	require.Empty(t, snapshots())
-	_, err = tx.Exec(ctx, `select pg_current_xact_id()`)
-	require.NoError(t, err)
-	all := snapshots()
-	require.Len(t, all, 1)
-	require.Contains(t, all[0].Detail, fmt.Sprintf("session %d ", pid))
-	require.WithinDuration(t, since, all[0].Since, 0)
-}
-
-// Somebody has a table locked. Health names the session before everything else, and returns what it finds without that table.
-func TestHealth_ATableThatIsLocked(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	tx, err := db.Pool.Begin(ctx)
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(ctx) }()
-	_, err = tx.Exec(ctx, `lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs in access exclusive mode`)
-	require.NoError(t, err)
-	who := fmt.Sprintf("session %d (", tx.Conn().PgConn().PID())
-	names := func(found []onceq.Finding) bool {
-		return len(found) > 0 && found[0].What == "lock" && found[0].Severe && !found[0].Since.IsZero() && strings.HasPrefix(found[0].Detail, who+`user "`) &&
-			strings.Contains(found[0].Detail, "has locked jobs (AccessExclusiveLock), in a transaction that began at ")
-	}
-	require.Eventually(t, func() bool { // a lock that lasts less than a second is named if it keeps a question from an answer
-		found, err := db.Queue.HealthWithin(ctx, 100*time.Millisecond)
-		require.NoError(t, err)
-		return names(found)
-	}, 3*time.Minute, time.Millisecond)
-
-	// Who waits for such a lock keeps others waiting, too.
-	require.NoError(t, tx.Rollback(ctx))
-	reader, err := db.Pool.Begin(ctx)
-	require.NoError(t, err)
-	defer func() { _ = reader.Rollback(ctx) }()
-	_, err = reader.Exec(ctx, `select from `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs`)
-	require.NoError(t, err)
-	waits, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() {
-		_, _ = db.Pool.Exec(waits, `do $$ begin lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs; end $$`)
-	}()
-	require.Eventually(t, func() bool {
-		found, err := db.Queue.HealthWithin(ctx, time.Second)
-		require.NoError(t, err)
-		return len(found) > 0 && found[0].What == "lock" &&
-			strings.Contains(found[0].Detail, fmt.Sprintf("waits to lock jobs (AccessExclusiveLock), for session %d", reader.Conn().PgConn().PID()))
-	}, 3*time.Minute, time.Millisecond)
-}
-
-// A server that crashed has forgotten how many rows there are. A large index of many rows is not bloated.
-func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	jobs := make([]onceq.Job, 2000)
-	for i := range jobs {
-		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i)}
-	}
-	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-	require.NoError(t, err)
-	_, err = conformance.Owner(t, db).Exec(t.Context(), `vacuum analyze`)
-	require.NoError(t, err)
-	rows := func() (n int) {
-		require.NoError(t, db.Pool.QueryRow(t.Context(), `select n_live_tup from pg_stat_user_tables where relid = $1::regclass`, pgx.Identifier{db.Schema, "jobs"}.Sanitize()).Scan(&n))
-		return n
-	}
-	var found []onceq.Finding
-	require.Eventually(t, func() bool { // a connection may report to the server only now what it did
-		_, err := conformance.Owner(t, db).Exec(t.Context(), `
-select pg_stat_reset_single_table_counters(oid) from pg_class
- where relname in ('jobs', 'job_fences', 'job_history') and relnamespace = (select oid from pg_namespace where nspname = $1)`, db.Schema)
-		require.NoError(t, err)
-		before := rows()
-		found, err = db.Queue.HealthAt(t.Context(), time.Hour, 1_000_000, 64<<10, time.Hour)
-		require.NoError(t, err)
-		return before == 0 && rows() == 0
-	}, 5*time.Minute, 50*time.Millisecond)
-	require.Empty(t, found)
-}
-
 func TestStats_TellsLeasedFromRunning(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -812,7 +593,7 @@ func TestStats_TellsLeasedFromRunning(t *testing.T) {
 	}
 	// A worker without the processor for the length of a lease loses what waits in it, and claims again.
 	require.Eventually(t, func() bool {
-		stats, err := db.Queue.Stats(t.Context(), "default")
+		stats, err := onceqops.New(db.Queue).Stats(t.Context(), "default")
 		if !assert.NoError(t, err) {
 			return false
 		}
@@ -1334,25 +1115,25 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 		say("asked to end: %s, %v", state, err)
 		require.NoError(t, l.Release(ctx))
 	}
-	state, err := q.Redrive(ctx, db.Pool, dead["three"])
+	state, err := onceqops.New(q).Redrive(ctx, db.Pool, dead["three"])
 	say("redriven: %s, %v", state, err)
-	state, err = q.Redrive(ctx, db.Pool, cancelledKeyed)
+	state, err = onceqops.New(q).Redrive(ctx, db.Pool, cancelledKeyed)
 	say("redriven: %s, %v", state, err)
-	err = q.Discard(ctx, db.Pool, cancelled)
+	err = onceqops.New(q).Discard(ctx, db.Pool, cancelled)
 	say("discarded: %v", err)
 	for range 2 { // with its key and its effect
-		err = q.Discard(ctx, db.Pool, dead["never"])
+		err = onceqops.New(q).Discard(ctx, db.Pool, dead["never"])
 		say("discarded: %t, %t", err == nil, errors.Is(err, onceq.ErrNotFound))
 	}
-	effects, err := q.Effects(ctx, db.Pool, dead["never"])
+	effects, err := onceqops.New(q).Effects(ctx, db.Pool, dead["never"])
 	say("%d effects, %v", len(effects), err)
 	enqueue(db.Pool, with(3, "never"))
 	later.Key = "moved"
-	moved, err := q.Move(ctx, db.Pool, enqueue(db.Pool, later), "other")
+	moved, err := onceqops.New(q).Move(ctx, db.Pool, enqueue(db.Pool, later), "other")
 	say("moved: %t, %v", moved, err)
-	n, err := q.MoveMany(ctx, db.Pool, onceq.Filter{All: true}, "another")
+	n, err := onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{All: true}, "another")
 	say("moved: %d, %v", n, err)
-	_, err = q.Counts(ctx, db.Pool, onceq.CountFilter{}) // of a minute that is not over
+	_, err = onceqops.New(q).Counts(ctx, db.Pool, onceqops.CountFilter{}) // of a minute that is not over
 	require.NoError(t, err)
 	rows, err := db.Pool.Query(ctx, `select kind, sum(started), sum(completed), sum(failed), sum(dead) from onceq.job_counts where span = 1 group by kind order by kind`)
 	require.NoError(t, err)
@@ -1383,7 +1164,7 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 		say("done after a failure: %d, %v", n, err)
 	}
 
-	infos, err := q.List(ctx, db.Pool, onceq.Filter{})
+	infos, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})
 	require.NoError(t, err)
 	for _, i := range infos {
 		var errs []string
@@ -1477,7 +1258,7 @@ func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	ctx, q := t.Context(), db.Queue
 	say := func(format string, args ...any) { heard = append(heard, fmt.Sprintf(format, args...)) }
 	list := func() {
-		infos, err := q.List(ctx, db.Pool, onceq.Filter{})
+		infos, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})
 		require.NoError(t, err)
 		for _, i := range infos {
 			var errs []string
@@ -1646,7 +1427,7 @@ func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	require.Len(t, leases, 1)
 	require.NoError(t, leases[0].Fail(ctx, errors.New("dead")))
 	list()
-	state, err := q.Redrive(ctx, db.Pool, first)
+	state, err := onceqops.New(q).Redrive(ctx, db.Pool, first)
 	say("redriven: %s, %v", state, err)
 	leases = claim()
 	require.NoError(t, leases[0].Release(ctx))
@@ -1664,16 +1445,16 @@ func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	fourth := enqueue(db.Pool, job(73, "stop", "shared"))
 	state, err = q.Cancel(ctx, db.Pool, fourth)
 	say("cancelled: %s, %v", state, err)
-	state, err = q.Redrive(ctx, db.Pool, fourth)
+	state, err = onceqops.New(q).Redrive(ctx, db.Pool, fourth)
 	say("redriven: %s, %v", state, err)
 	db.Advance(time.Hour) // the lease of the third has run out
 	state, err = q.Cancel(ctx, db.Pool, third)
 	say("cancelled: %s, %v", state, err)
 	list()
-	require.NoError(t, q.Discard(ctx, db.Pool, third))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, third))
 	later.Payload = 61
 	delayed = max(delayed, enqueue(db.Pool, later))
-	state, err = q.Retry(ctx, db.Pool, delayed)
+	state, err = onceqops.New(q).Retry(ctx, db.Pool, delayed)
 	say("retried: %s, %v", state, err)
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "", 3))
 	drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error { return nil }))
@@ -1702,9 +1483,9 @@ func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	for i, at := range starts[21:] {
 		require.GreaterOrEqual(t, at.Sub(starts[i]), 100*time.Millisecond, "of %d jobs", 22)
 	}
-	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	lanes, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{})
 	say("%v, %v", lanes, err)
-	limits, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{})
+	limits, err := onceqops.New(q).Limits(ctx, db.Pool, onceqops.LimitFilter{})
 	for _, l := range limits {
 		say("%q %s", l.Name, l.Limit)
 	}
@@ -1793,7 +1574,7 @@ func TestUnhold_WaitsForNobody(t *testing.T) {
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
-	require.NoError(t, q.Resolve(ctx, tx, job.ID, "charge", onceq.Applied("ch_1")))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, tx, job.ID, "charge", onceq.Applied("ch_1")))
 	require.NoError(t, q.UnholdAll(ctx)) // and comes back while the transaction is open
 	require.NoError(t, tx.Rollback(ctx))
 	require.NoError(t, q.UnholdAll(ctx))
@@ -1897,11 +1678,11 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", "", 5))
-	plans := nestedPlans(t, db, `select * from onceq.call_families(2000)`, nil)
-	if plans == nil {
+	sent := nestedPlans(t, db, `select * from onceq.call_families(2000)`, nil)
+	if sent == nil {
 		t.Skip("this server does not show the plans of functions")
 	}
-	read, looks := readIn(plans, "job_waits")
+	read, looks := plans.Read(sent, "job_waits")
 	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
 	require.Less(t, read, 20.0)
 }
@@ -2047,7 +1828,7 @@ func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {
 // promoteArgs are those of a look for all calls.
 var promoteArgs = []any{time.Time{}, 200, 0, 100_000, 1_000_000, 1, nil, nil}
 
-// A look at a limit read all its delayed jobs to see whether more are due, and so did Explain for a lane.
+// A look at a limit read all its delayed jobs to see whether more are due.
 func TestStatements_ALookReadsNoDelayedJobs(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"))
@@ -2059,30 +1840,9 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
   from generate_series(1, 40000) g, (values ('/rate', E'\x1f/rate'), ('k/lane', null)) l (lane, path)`)
 	require.NoError(t, err)
 	jobs := slices.Repeat([]onceq.Job{{Kind: "k", Limit: "rate"}, {Kind: "k", Lane: "lane", Priority: onceq.PriorityLow}}, 20)
-	results, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	_, err = db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
-
-	for what, read := range map[string]struct {
-		statement string
-		args      []any
-	}{
-		"explain": {onceq.ReadLane, []any{"k/lane", results[len(results)-1].ID, 1000, 1, time.Now().Add(time.Hour)}},
-		"limit":   {onceq.ReadLimitOf, []any{"/rate", results[len(results)-2].ID, 100, 0, time.Now().Add(time.Hour)}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			tx, err := db.Pool.Begin(ctx)
-			require.NoError(t, err)
-			defer func() { _ = tx.Rollback(ctx) }()
-			_, err = tx.Exec(ctx, onceq.GuardPlans)
-			require.NoError(t, err)
-			var raw []byte
-			require.NoError(t, tx.QueryRow(ctx, "explain (analyze, buffers, timing off, format json) "+read.statement, read.args...).Scan(&raw))
-			var plan any
-			require.NoError(t, json.Unmarshal(raw, &plan))
-			require.Less(t, pagesOf(plan, "job_waits"), 100.0)
-		})
-	}
-	require.Less(t, pagesOf(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "job_waits"), 100.0)
+	require.Less(t, plans.Pages(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "job_waits"), 100.0)
 }
 
 // A look at a rate read all its live jobs twice, and each of them that completed caused one.
@@ -2121,7 +1881,7 @@ func TestStatements_ALookAtARateReadsFewLiveJobs(t *testing.T) {
 			if c.takes > 0 {
 				most = live + 200
 			}
-			read, _ := readIn(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "lane_places")
+			read, _ := plans.Read(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "lane_places")
 			require.LessOrEqual(t, read, most)
 			tx, err := db.Pool.Begin(ctx)
 			require.NoError(t, err)
@@ -2134,16 +1894,6 @@ func TestStatements_ALookAtARateReadsFewLiveJobs(t *testing.T) {
 	}
 }
 
-// pagesOf is how many pages a plan has read of a table and its indexes.
-func pagesOf(plan any, table string) (n float64) {
-	eachNode(plan, func(node map[string]any) {
-		if node["Relation Name"] == table && node["Node Type"] != "ModifyTable" {
-			n += node["Shared Hit Blocks"].(float64) + node["Shared Read Blocks"].(float64)
-		}
-	})
-	return n
-}
-
 // Each limit that was set had all of them read, with all slots locked.
 func TestStatements_ALoweredLimitReadsNoOthers(t *testing.T) {
 	t.Parallel()
@@ -2151,99 +1901,8 @@ func TestStatements_ALoweredLimitReadsNoOthers(t *testing.T) {
 	ctx := t.Context()
 	_, err := db.Pool.Exec(ctx, `insert into onceq.lane_limits (lane, n, lowered) select '/' || g, 1, g = 7 from generate_series(1, 3000) g`)
 	require.NoError(t, err)
-	read, _ := readIn(nestedPlans(t, db, `select onceq.settle_limits()`, nil), "lane_limits")
+	read, _ := plans.Read(nestedPlans(t, db, `select onceq.settle_limits()`, nil), "lane_limits")
 	require.Less(t, read, 20.0)
-}
-
-// Health read the whole waiting room once for each lane or limit of 0, and all jobs of a family that are delayed.
-func TestHealth_ReadsFewJobsForALimitOf0(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"))
-	ctx := t.Context()
-	kind := onceq.Kind[int]{Name: "later", Lane: func(n int) string { return fmt.Sprint(n % 2) }}
-	jobs := make([]onceq.Job, 3000)
-	for i := range jobs {
-		jobs[i] = kind.Job(i)
-		jobs[i].Delay = time.Hour
-	}
-	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
-	require.NoError(t, err)
-	for _, lane := range []string{"", "1", "2", "3"} {
-		require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", lane, 0))
-		require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "later", lane, 0))
-	}
-	_, err = conformance.Owner(t, db).Exec(ctx, `vacuum analyze onceq.job_waits, onceq.lane_limits`)
-	require.NoError(t, err)
-	read, looks := readOf(t, db.Pool, "job_waits", onceq.ReadStill, 0)
-	require.LessOrEqual(t, read, 1000.0, "of the family of delayed jobs")
-	require.GreaterOrEqual(t, looks, 3.0*8, "one for each priority of each limit")
-}
-
-// Each page of a group read all members.
-func TestList_APageOfAGroupReadsNoOtherMembers(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"), queuetest.NoCheck())
-	ctx := t.Context()
-	for _, fill := range []string{
-		`insert into onceq.job_members (group_id, job_id, state, told) select 1, g, 0, true from generate_series(1, 3000) g`,
-		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
-		 select g, now(), now(), 1, 0, 'default', 'k', '1' from generate_series(1, 3000, 3) g`,
-		`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, queue, kind, payload)
-		 select g, now(), now(), 1, 0, 4, '/limit', 'default', 'k', '1' from generate_series(2, 3000, 3) g`,
-		`insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind)
-		 select g, now(), now(), now(), 1, 0, 1, 1, 0, 6, 'default', 'k' from generate_series(3, 3000, 3) g`,
-	} {
-		_, err := conformance.Owner(t, db).Exec(ctx, fill)
-		require.NoError(t, err)
-	}
-	for _, queue := range []string{"", "default"} {
-		f := onceq.Filter{Group: 1, Queue: queue, Limit: 10, After: 2000}
-		page, err := db.Queue.List(ctx, db.Pool, f)
-		require.NoError(t, err)
-		require.Len(t, page, 10)
-		for i, j := range page {
-			require.EqualValues(t, 1999-i, j.ID)
-		}
-		statement, args := onceq.ListStatement(f)
-		read, _ := readOf(t, db.Pool, "job_members", statement, args...)
-		require.LessOrEqual(t, read, 11.0)
-		for _, table := range []string{"jobs", "job_waits", "job_history"} {
-			read, _ = readOf(t, db.Pool, table, statement, args...)
-			require.LessOrEqual(t, read, 11.0, table)
-		}
-	}
-}
-
-// readOf is how many rows of a table a statement reads, in how many looks, with the settings with which it is sent.
-func readOf(t *testing.T, db interface {
-	Begin(context.Context) (pgx.Tx, error)
-}, table, statement string, args ...any) (read, looks float64) {
-	t.Helper()
-	ctx := t.Context()
-	var plan any
-	require.NoError(t, pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
-			return err
-		}
-		var raw string
-		if err := tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+statement, args...).Scan(&raw); err != nil {
-			return err
-		}
-		return json.Unmarshal([]byte(raw), &plan)
-	}))
-	return readIn(plan, table)
-}
-
-// readIn is how many rows of a table a plan reads, and how often it looks there.
-func readIn(plan any, table string) (read, looks float64) {
-	eachNode(plan, func(node map[string]any) {
-		if node["Relation Name"] == table {
-			removed, _ := node["Rows Removed by Filter"].(float64)
-			read += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
-			looks += node["Actual Loops"].(float64)
-		}
-	})
-	return read, looks
 }
 
 // In a call in which no two jobs have their header in common, no list is compared with another each with each.
@@ -2292,28 +1951,13 @@ func planRows(node any) (n float64) {
 
 // rowsIn is how many rows a statement with this plan reads from its own parts and from arrays.
 func rowsIn(plan any) (n float64) {
-	eachNode(plan, func(node map[string]any) {
+	plans.Each(plan, func(node map[string]any) {
 		if node["Node Type"] == "CTE Scan" || node["Node Type"] == "Function Scan" {
 			removed, _ := node["Rows Removed by Filter"].(float64)
 			n += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
 		}
 	})
 	return n
-}
-
-// eachNode calls fn for each node of a plan in JSON.
-func eachNode(plan any, fn func(node map[string]any)) {
-	switch p := plan.(type) {
-	case []any:
-		for _, each := range p {
-			eachNode(each, fn)
-		}
-	case map[string]any:
-		fn(p)
-		for _, each := range p {
-			eachNode(each, fn)
-		}
-	}
 }
 
 // Each run of queuetest begins with connections that live. One that somebody had at that moment was left out, and the run met it.

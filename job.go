@@ -93,7 +93,7 @@ type Job struct {
 
 	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever. Default
 	// DefaultWindow. It is rounded up to a whole millisecond. Without a key it is an *InvalidError. The key of a
-	// job that is cancelled before any worker had it is free at once (Filter.KeepKeys).
+	// job that is cancelled before any worker had it is free at once (onceqops.Filter.KeepKeys).
 	Window time.Duration
 
 	RunAt    time.Time     // not before this time, in whole microseconds; default at once, as for a time in the past

@@ -18,6 +18,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -103,7 +104,7 @@ func (s *laneScene) most(t *testing.T) (lane, share int, stopped bool) {
 		require.NoError(t, err)
 	}
 	if s.kind.Limit != nil {
-		info, err := s.db.Queue.Limit(ctx, s.db.Pool, s.kind.LaneFamily)
+		info, err := onceqops.New(s.db.Queue).Limit(ctx, s.db.Pool, s.kind.LaneFamily)
 		require.NoError(t, err)
 		share = info.Limit.AtOnce
 	}
@@ -147,14 +148,16 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 		return err
 	},
 	"redrive the dead one": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
-		_, err := s.db.Queue.Redrive(ctx, tx, s.dead)
+		_, err := onceqops.New(s.db.Queue).Redrive(ctx, tx, s.dead)
 		return err
 	},
 	"redrive the cancelled one": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
-		_, err := s.db.Queue.Redrive(ctx, tx, s.cancelled)
+		_, err := onceqops.New(s.db.Queue).Redrive(ctx, tx, s.cancelled)
 		return err
 	},
-	"discard": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.db.Queue.Discard(ctx, tx, s.dead) },
+	"discard": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return onceqops.New(s.db.Queue).Discard(ctx, tx, s.dead)
+	},
 	"put off the next": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		job := s.keyed()
 		job.Replace, job.Delay = onceq.ReplaceTime, time.Hour
@@ -371,7 +374,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	case err == nil:
 	case a == b && commit && (errors.As(err, &lost) || onceq.IsRetryable(err)):
 	case laneRow[a] == "first" && laneRow[b] == "first" && errors.As(err, &lost):
-	case sameRow && (onceq.IsRetryable(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceq.ErrUnfinished)):
+	case sameRow && (onceq.IsRetryable(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceqops.ErrUnfinished)):
 	case level == pgx.Serializable && onceq.IsRetryable(err):
 	default:
 		require.NoError(t, err)
@@ -380,7 +383,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	// Nothing is open any more, so what comes in from here on keeps to what holds now, also where a limit was lowered.
 	laneMost, shareMost, stopped := s.most(t)
 	lane, share := s.live(t)
-	paused, err := q.Pauses(ctx, pool)
+	paused, err := onceqops.New(q).Pauses(ctx, pool)
 	require.NoError(t, err)
 	if len(paused) > 0 { // nothing has asked what is paused since the moves, so the claim asks
 		leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
@@ -404,7 +407,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 	require.LessOrEqual(t, laneNow, max(lane, laneMost), "live in the lane")
 	require.LessOrEqual(t, shareNow, max(share, shareMost), "live in the limit")
 	if stopped {
-		_, err := q.Redrive(ctx, pool, s.first.ID)
+		_, err := onceqops.New(q).Redrive(ctx, pool, s.first.ID)
 		require.NoError(t, err)
 	}
 	if putOff { // whatever has ended meanwhile
@@ -414,7 +417,7 @@ func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context,
 		require.True(t, there, "a job that was put off has gone on")
 	}
 	if a == "put off the next" || b == "put off the next" {
-		if _, err := q.Retry(ctx, pool, s.later); err != nil {
+		if _, err := onceqops.New(q).Retry(ctx, pool, s.later); err != nil {
 			require.ErrorIs(t, err, onceq.ErrNotFound)
 		}
 	}
@@ -518,14 +521,14 @@ func TestLanes(t *testing.T) {
 	_, err = db.Pool.Exec(ctx, `update onceq.job_waits set run_at = run_at - interval '5 minutes' where run_at < now()`)
 	require.NoError(t, err)
 
-	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	lanes, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{})
 	require.NoError(t, err)
 	for i := range lanes {
 		require.Greater(t, lanes[i].Oldest, 5*time.Minute)
 		lanes[i].Oldest = 0
 	}
 	none := []int64{}
-	want := []onceq.LaneInfo{
+	want := []onceqops.LaneInfo{
 		{Lane: "book/dead", Limit: 1, LiveIDs: none, Waiting: 2, StoppedBy: []int64{dead}},
 		{Lane: "closed/x", Limit: 0, LiveIDs: none, Waiting: 1, StoppedBy: none},
 		{Lane: "mail/full", Limit: 1, Live: 1, LiveIDs: full[:1], Waiting: 2, Delayed: 1, StoppedBy: none},
@@ -537,7 +540,7 @@ func TestLanes(t *testing.T) {
 
 	var names []string
 	for after := ""; ; after = names[len(names)-1] {
-		page, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{After: after, Limit: 1})
+		page, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{After: after, Limit: 1})
 		require.NoError(t, err)
 		if len(page) == 0 {
 			break
@@ -547,17 +550,17 @@ func TestLanes(t *testing.T) {
 	}
 	require.Equal(t, []string{"book/dead", "closed/x", "mail/full"}, names)
 	for family, n := range map[string]int{"book": 1, "mail": 1, "mai": 0, "zzz": 0} {
-		some, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{Family: family})
+		some, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{Family: family})
 		require.NoError(t, err)
 		require.Len(t, some, n, family)
 	}
-	for _, f := range []onceq.LaneFilter{{Limit: -1}, {Limit: 1001}, {Family: "a/b"}, {After: "\x00"}} {
-		_, err := q.Lanes(ctx, db.Pool, f)
+	for _, f := range []onceqops.LaneFilter{{Limit: -1}, {Limit: 1001}, {Family: "a/b"}, {After: "\x00"}} {
+		_, err := onceqops.New(q).Lanes(ctx, db.Pool, f)
 		require.Error(t, err)
 	}
 
 	health := func() (all []string) {
-		findings, err := q.Health(ctx)
+		findings, err := onceqops.New(q).Health(ctx)
 		require.NoError(t, err)
 		for _, f := range findings {
 			if f.What == "lane" {
@@ -574,7 +577,7 @@ func TestLanes(t *testing.T) {
 	require.Len(t, health(), 1)
 	require.NoError(t, q.RemoveLaneLimit(ctx, db.Pool, "closed", "x"))
 	require.Len(t, health(), 2)
-	require.NoError(t, q.Discard(ctx, db.Pool, dead))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, dead))
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "", 1))
 	require.Empty(t, health())
 }

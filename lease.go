@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // DefaultLease is how long a lease lasts without an extension.
@@ -164,7 +165,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // Now returns the database's time, which decides when a job is due and which is stored. Handlers that compare times should
 // use it instead of time.Now, which is this machine's.
 func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
-	err = l.q.queryRow(ctx, l.db, askTime, nil, &now)
+	err = l.q.queryRow(ctx, l.db, table.AskTime, nil, &now)
 	return now, err
 }
 

@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // A limit holds for jobs of any lanes and kinds, without an order: how many are live at once, how many start in a time, or
@@ -31,43 +32,13 @@ import (
 // (Queue.reslot): otherwise all those that an outage held up would start at once. What starts late in that time is paid by the
 // burst: slots are so far apart that no window of starts has more than the burst and what the rate allows.
 
-const (
-	lineSep  = "\x1f"
-	slotMark = "@" // the last part of jobs.lane: run_at is a slot
-	slotLate = 100 * time.Millisecond
-	noCap    = math.MaxInt32 // lane_limits.n of a limit with a rate alone
-
-	sqlSep      = `E'\x1f'`
-	sqlNoCap    = `2147483647`     // noCap
-	sqlSlotLate = `100000::float8` // microseconds
-
-	// sqlSlotMissed is for a job that has a slot and that is brought to where claims find it: late enough that it gets another
-	// slot if it has missed its own, and not so early that claims do not look back that far (overlap).
-	sqlSlotMissed = `statement_timestamp() - interval '1 second'`
-
-	hasSlot = `pg_catalog.right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'` // of a row of jobs; null without a lane
-)
-
-// laneIn gives the lane in a path; "" for none.
-func laneIn(path string) string { return `pg_catalog.split_part(` + path + `, ` + sqlSep + `, 1)` }
-
-// splitPath takes apart a path that was read. Without a limit the weight is 0.
-func splitPath(path string) (lane, limit string, weight int, slot bool) {
-	path, slot = strings.CutSuffix(path, lineSep+slotMark)
-	parts := append(strings.Split(path, lineSep), "", "")
-	if limit = strings.TrimPrefix(parts[1], "/"); limit != "" {
-		weight, _ = strconv.Atoi(cmp.Or(parts[2], "1"))
-	}
-	return parts[0], limit, weight, slot
-}
-
 // lineOf gives the line in which a job with that path begins to wait, and the path as job_waits has it.
 func lineOf(path string) (line string, full *string) {
-	lane, rest, _ := strings.Cut(path, lineSep)
+	lane, rest, _ := strings.Cut(path, table.LineSep)
 	if rest == "" {
 		return lane, nil
 	}
-	limit, _, _ := strings.Cut(rest, lineSep)
+	limit, _, _ := strings.Cut(rest, table.LineSep)
 	return cmp.Or(lane, limit), &path
 }
 
@@ -130,7 +101,7 @@ func (l Limit) paced() bool { return l.Max > 0 || l.Rate > 0 }
 // much as a start may be late has no more than Max slots, so one of Per has no more starts.
 func (l Limit) pace() (n int, per time.Duration, burst int) {
 	if l.Max > 0 {
-		return l.Max, l.Per + slotLate, 1
+		return l.Max, l.Per + table.SlotLate, 1
 	}
 	return l.Rate, l.Per, l.Burst
 }
@@ -169,7 +140,7 @@ func (l *Limit) check() error {
 
 func (l *Limit) checkBurst() error {
 	if l.Burst == 0 {
-		l.Burst = 1 + int(math.Ceil(float64(l.Rate)*float64(slotLate)/float64(l.Per)))
+		l.Burst = 1 + int(math.Ceil(float64(l.Rate)*float64(table.SlotLate)/float64(l.Per)))
 	}
 	if l.Burst < 0 || l.Burst > MaxWeight {
 		return invalid("Limit.Burst", "is %d; 1 to 1,000,000,000 is possible, and 0 for the default", l.Burst)
@@ -188,7 +159,7 @@ func limitLine(field, name string, families bool) (string, error) {
 		base = strings.TrimSuffix(name, "/")
 	}
 	switch {
-	case strings.Contains(name, lineSep):
+	case strings.Contains(name, table.LineSep):
 		return "", invalid(field, "contains a unit separator (U+001F), which is not possible")
 	case strings.HasPrefix(base, "/") || strings.HasSuffix(base, "/"):
 		return "", invalid(field, "is %q; it must not begin or end with a slash", name)
@@ -262,7 +233,7 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset
 	if l != nil {
 		n = l.AtOnce
 		if starts, time, _ := l.pace(); starts > 0 {
-			n, rate, per = cmp.Or(l.AtOnce, noCap), starts, time.Microseconds()
+			n, rate, per = cmp.Or(l.AtOnce, table.NoCap), starts, time.Microseconds()
 		}
 		if l.Rate > 0 {
 			burst = l.Burst
@@ -270,24 +241,6 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset
 	}
 	err = q.send(ctx, db, forCaller, setLimit, []any{line, n, rate, per, burst, unset}, row(&set))
 	return set, err
-}
-
-// familyOf is the name under which the limit of all lines of a family is stored: what comes before the first slash that is not
-// the first character, and that slash.
-func familyOf(line string) string {
-	return `pg_catalog.left(` + line + `, pg_catalog.strpos(pg_catalog.substr(` + line + `, 2), '/') + 1)`
-}
-
-// isFamilyLine is a condition for such a name. A lane whose own name ends in a slash, as an address does, has two of them.
-func isFamilyLine(line string) string { return line + ` = ` + familyOf(line) }
-
-// limitRow is for a lateral join: the row of lane_limits that holds for a line.
-func limitRow(line, columns string) string {
-	return `(select ` + columns + `
-                 from onceq.lane_limits s
-                where s.lane = any (array[` + line + `, ` + familyOf(line) + `]) and s.n is not null
-                order by s.lane desc
-                limit 1)`
 }
 
 // limitsMet are the limits of a run's jobs: it says once of each that nobody has set it, which is rarely meant.
@@ -348,5 +301,5 @@ func (m *limitsMet) ask(ctx context.Context, q *Queue, db DB) error {
 var limitsUnset = `
 select u.name from pg_catalog.unnest($1::text[]) as u(name)
  where not exists (select from onceq.lane_limits s
-                    where s.lane = any (array['/' || u.name, ` + familyOf("('/' || u.name)") + `]) and s.n is not null)
+                    where s.lane = any (array['/' || u.name, ` + table.FamilyOf("('/' || u.name)") + `]) and s.n is not null)
  order by u.name collate "C"`

@@ -4,7 +4,7 @@ import "time"
 
 // The numbers that somebody has chosen, each with its reason. A number of a format stands with the format
 // (state.go, payload.go, limit.go). A number that is used once, and that nobody would look for, stands where
-// it is used.
+// it is used. Package table has those that onceqops uses too.
 
 // Shared by several things: what has the same reason has one number.
 const (
@@ -19,9 +19,7 @@ const (
 	aHundredth = 100 // while nothing happens.
 
 	perStatement = 100  // queues or jobs in one statement: with more the way there hardly counts
-	repairChunk  = 500  // jobs that one statement repairs: their rows are locked until it commits
 	remembered   = 1000 // quiet queues, or held jobs, that a process remembers
-	settleTries  = 10   // new statements, where another transaction came in between each time
 
 	// The most jobs, leases, lanes or rows in one statement, their most bytes, and the most jobs that are
 	// claimed ahead: what comes next does not wait for long.
@@ -117,29 +115,17 @@ const (
 
 // What is refused because a larger number is a mistake, and how long things are kept.
 const (
-	maxLease      = 7 * 24 * time.Hour         // a longer one would keep the work of a process that died
-	maxDelay      = 100 * 365 * 24 * time.Hour // a longer one is cut: a mistake in units is no reason to fail
-	maxRetryAfter = 500 * time.Millisecond     // for a fence outside jobs: its work may end at any time
-	maxAction     = 4096                       // bytes of each text of an Action
-	unknownFor    = 30 * 24 * time.Hour        // so long a client's key of unknown outcome stays, and
-	notedEvery    = 24 * time.Hour             // that much longer: who asks for it is noted so often
-	countsKept    = 25 * time.Hour             // then a Reaper removes the counts of a minute and of ten,
-	hoursKept     = 31 * 24 * time.Hour        // and those of an hour
-	dueRows       = 100_000                    // jobs of a queue and priority that a Reaper looks at for Count.Due
-	countsDelay   = 10 * time.Second           // in so long after a full minute workers write counts and rows
-	presentEvery  = time.Minute                // a worker three of whose rows did not come is gone
-	fencePages    = 200                        // pages of some 50 fences that a statement of the Reaper reads
+	maxLease      = 7 * 24 * time.Hour     // a longer one would keep the work of a process that died
+	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
+	unknownFor    = 30 * 24 * time.Hour    // so long a client's key of unknown outcome stays, and
+	notedEvery    = 24 * time.Hour         // that much longer: who asks for it is noted so often
+	hoursKept     = 31 * 24 * time.Hour    // then a Reaper removes the counts of an hour
+	dueRows       = 100_000                // jobs of a queue and priority that a Reaper looks at for Count.Due
+	fencePages    = 200                    // pages of some 50 fences that a statement of the Reaper reads
 )
 
-// What people are told (explain.go, failing.go, findings.go, inspect.go, keys.go, payload.go).
+// What people are told of a mismatch (payload.go).
 const (
-	readyLong     = 2 * time.Second  // then a worker that has a connection has taken a job
-	failingFrom   = 10               // attempts that failed, before a kind is named that also completes some
-	deployTime    = 15 * time.Minute // so long workers of two versions are normal
-	drainedIn     = 5                // minutes of which it is told how many jobs have ended
-	headSize      = 200              // due jobs of each priority that are looked at
-	pageRows      = 5_000            // rows of each table that a Page looks at
-	maxKeys       = 100              // scopes that Keys looks at
-	maxDiffering  = 10               // paths that the text of a mismatch names, and
-	maxNameInPath = 60               // bytes of each name in them
+	maxDiffering  = 10 // paths that the text of a mismatch names, and
+	maxNameInPath = 60 // bytes of each name in them
 )

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // A pause is a row: workers claim nothing of that queue, or of that kind, until the row is gone. They read the rows with
@@ -57,8 +59,6 @@ const (
 	pausesQueue = "queue"
 	pausesKind  = "kind"
 	pausesLimit = "limit"
-
-	inForce = `(until is null or until > statement_timestamp())` // of a row of pauses
 )
 
 // Pause pauses what p names, inside db: one queue, kind or limit, until p.Until, or for p.For, by the
@@ -70,7 +70,7 @@ const (
 // LimitFull. A family of limits cannot be paused.
 func (q *Queue) Pause(ctx context.Context, db DB, p Pause) error {
 	what, name := p.what()
-	if p.For < 0 || p.For > maxDelay || p.For > 0 && !p.Until.IsZero() {
+	if p.For < 0 || p.For > table.MaxDelay || p.For > 0 && !p.Until.IsZero() {
 		return invalid("For", "is %s; 0 to 100 years is possible, and not with Until", p.For)
 	}
 	at, err := storedTime("Until", p.Until)
@@ -147,8 +147,8 @@ func (q *Queue) pauseFull(ctx context.Context, db DB, by way, outcomes []outcome
 
 // PauseQueue pauses a queue, inside db: from within two seconds after its commit on, no worker, Drain or Claim takes a job of
 // it, in any process, until ResumeQueue. Jobs that run go on, also when they were claimed in that moment. Enqueueing,
-// cancelling and redriving work as always. The queue need not exist. note says who paused it and why; Pauses and Explain
-// show it at once, and Health after a minute. Pausing it again replaces the note.
+// cancelling and redriving work as always. The queue need not exist. note says who paused it and why; Ops.Pauses and Ops.Explain
+// show it at once, and Ops.Health after a minute. Pausing it again replaces the note.
 //
 // Its jobs that a limit or a lane has let in keep their places and slots. So jobs of other queues with the same limit may stand
 // still: give these a limit of their own, or cancel or move those that have the places, or raise the limit (SetLimit).
@@ -174,36 +174,6 @@ func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, e
 	return q.Resume(ctx, db, Pause{Kind: kind})
 }
 
-// listPauses reads what has been paused for longer than $1 microseconds, or all that is paused if that is
-// null.
-const listPauses = `
-select what, name, paused_at, note, until from onceq.pauses
- where (paused_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond') is not false and ` + inForce + `
- order by what desc, name`
-
-// Pauses lists what is paused, queues first, then limits, by name. A nil db is the pool.
-func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
-	if db == nil {
-		db = q.pool
-	}
-	return readAll(ctx, q, db, asIs, "pauses", listPauses, []any{nil}, (*Pause).scan)
-}
-
-func (p *Pause) scan(rows pgx.Rows) error {
-	var what, name string
-	var until *time.Time
-	err := rows.Scan(&what, &name, &p.Since, &p.Note, &until)
-	switch p.Until = orZero(until); what {
-	case pausesKind:
-		p.Kind = name
-	case pausesLimit:
-		p.Limit = name
-	default:
-		p.Queue = name
-	}
-	return err
-}
-
 // pauses is what this process knows of the rows.
 type pauses struct {
 	known   atomic.Pointer[paused] // nil: nothing
@@ -227,7 +197,7 @@ func (p *pauses) none() bool {
 }
 
 // claimedOf is for the pauses that keep workers from claiming: those of queues and kinds.
-const claimedOf = `what <> 'limit' and ` + inForce
+const claimedOf = `what <> 'limit' and ` + table.InForce
 
 // readPauses is small, and most often it returns no rows.
 const readPauses = `select what, name from onceq.pauses where ` + claimedOf

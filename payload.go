@@ -429,7 +429,7 @@ select u.n, p.payload, p.payload_bytes
 		ids[n] = r.err.Existing.ID
 		r.err.Detail = "the first job's payload is no longer stored, so what differs is not known"
 		if r.err.Existing.State.Finished() {
-			r.err.Detail = "the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Queue.Keys says until when the key is taken"
+			r.err.Detail = "the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Ops.Keys says until when the key is taken"
 		}
 	}
 	err := q.send(ctx, db, asIs, read, []any{ids}, each(func(rows pgx.Rows) error {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
@@ -126,7 +128,7 @@ type promoted struct {
 	next     time.Duration // until the next call is due; 0: there is none
 	more     bool          // there may be calls that were due long ago
 	families bool          // a whole family of lanes has to be looked at
-	lacks    bool          // rows are missing that are always there (rowsLack)
+	lacks    bool          // rows are missing that are always there (table.RowsLack)
 	cancel   []int64       // jobs that are to be cancelled, because another one that they wait for is dead
 }
 
@@ -421,7 +423,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	}
 	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}
 	used := last < 0
-	for try := 0; try < settleTries; try++ {
+	for try := 0; try < table.SettleTries; try++ {
 		did, err := p.promote(ctx)
 		if err != nil {
 			return jobs, err
@@ -447,7 +449,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	if sweeping {
 		err = p.q.send(unbroken, p.db, hot, sweepMembers, nil, noRows)
 		if err == nil {
-			err = p.q.send(unbroken, p.db, hot, lacksRows, nil, row(&did.lacks, nil))
+			err = p.q.send(unbroken, p.db, hot, table.LacksRows, nil, row(&did.lacks, nil))
 		}
 		if err != nil {
 			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)

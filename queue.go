@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // SchemaVersion is the version of the tables that this code was written for. It works with those from MinSchemaVersion on,
@@ -127,8 +128,8 @@ func (q *Queue) Check(ctx context.Context) error {
 select version, oldest_code, pg_catalog.current_setting('server_encoding'),
        pg_catalog.current_setting('citus.version', true) is not null,
        greatest((select pg_catalog.max(id) from onceq.jobs), (select pg_catalog.max(id) from onceq.job_waits), (select pg_catalog.max(id) from onceq.job_history),
-                (select pg_catalog.max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0),
-       ` + rowsLack + `
+                (select pg_catalog.max(token >> ` + table.TokenBitsSQL + `) from (select token from onceq.job_fences limit 100000) f), 0),
+       ` + table.RowsLack + `
   from onceq.meta`
 	var version, oldest int
 	var encoding string
@@ -166,15 +167,22 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 	return nil
 }
 
-// rowsLack says whether rows are missing that the migrations insert and that nothing deletes: those of
-// lane_locks, without which no promoter lets a job go on, and the row of lane_calls that shows that nobody
-// has emptied that table.
-const rowsLack = `(select l.n < 16 or c.n = 0
-          from (select count(*) as n from onceq.lane_locks) l
-         cross join (select count(*) as n from onceq.lane_calls where slot = -1 and lane = '') c)`
+// metaLacks says that the row of meta is missing, and what puts it back.
+func metaLacks(q *Queue) (detail, advice string) {
+	detail = fmt.Sprintf("the table meta of schema %q is empty: somebody has emptied the tables, or copied them "+
+		"without data", q.schema)
+	advice = fmt.Sprintf("if the tables are of version %d, put its row back as the role that ran the migrations: "+
+		"insert into %s (version) values (%[1]d); its column installation is part of each idempotency key that "+
+		"goes to a provider: if calls of unknown outcome went out from here, set it to what a backup has, or "+
+		"else call NewInstallation", SchemaVersion, q.sql("onceq.meta"))
+	return detail, advice
+}
 
-// lacksRows says that, and whether the row of meta is there.
-const lacksRows = `select ` + rowsLack + `, exists (select from onceq.meta)`
+// noMeta is the same as an error.
+func noMeta(q *Queue) error {
+	detail, advice := metaLacks(q)
+	return errors.New("onceq: " + detail + "; " + advice)
+}
 
 // putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from
 // then on each one locks them before it does. The row of lane_calls is looked for under the lock of all, so
@@ -183,7 +191,7 @@ func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by way) error {
 	const (
 		locks = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
 		call  = `insert into onceq.lane_calls (due, slot, lane)
-values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
+values ('infinity', -1, ''), (statement_timestamp(), -1, ` + table.Sep + `)`
 	)
 	var put int64
 	insert := func(db DB, statement string) error {
@@ -198,7 +206,7 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 			err = q.queryRow(ctx, db, lockLanes, nil, nil)
 		}
 		if err == nil {
-			err = q.queryRow(ctx, db, lacksRows, nil, &lacks, nil)
+			err = q.queryRow(ctx, db, table.LacksRows, nil, &lacks, nil)
 		}
 		if err == nil && lacks { // it has all locks, so it is the call that it lacks
 			err = insert(db, call)
@@ -210,9 +218,9 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 		return fmt.Errorf("onceq: putting back rows of schema %q: %w", q.schema, err)
 	case err != nil: // it is not the error of what the caller wants to do
 		return fmt.Errorf("onceq: %s, and could not be put back: %v; a role that may write there does it with: %s; %s",
-			linesLack, err, q.sql(locks), q.sql(call))
+			table.LinesLack, err, q.sql(locks), q.sql(call))
 	case put > 0:
-		q.log.Warn("onceq: "+linesLack+"; they were put back; leave these tables out where you empty tables (testing.md)",
+		q.log.Warn("onceq: "+table.LinesLack+"; they were put back; leave these tables out where you empty tables (testing.md)",
 			slog.String("schema", q.schema), slog.Int64("rows", put))
 	}
 	return nil
@@ -226,18 +234,18 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + sqlSep + `)`
 //
 // From then on idempotency keys are different. Running an effect of unknown outcome again would therefore no longer be a
 // repetition for its provider, so each effect, and each fence outside jobs, whose outcome is unknown is held for a person.
-// held counts them; see ResolveMany. Outcomes that are recorded are still replayed. Live jobs stay live, and the copy's
+// held counts them; see Ops.ResolveMany. Outcomes that are recorded are still replayed. Live jobs stay live, and the copy's
 // workers will run them: Cancel the jobs that only the original should run.
 func (q *Queue) NewInstallation(ctx context.Context) (held int, err error) {
 	const hold = `
 with held as (
   update onceq.job_fences f
-     set state = ` + sqlHeld + `, detail = coalesce(f.detail, 'its claim ran out of its lease without an outcome') || '; its idempotency key is another since this copy got an identity of its own'
-   where ` + inDoubt + `
+     set state = ` + table.Held + `, detail = coalesce(f.detail, 'its claim ran out of its lease without an outcome') || '; its idempotency key is another since this copy got an identity of its own'
+   where ` + table.InDoubt + `
   returning 1
 )
 select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
-     + (select count(*) from onceq.job_fences where state = ` + sqlClaimed + ` and leased_until > statement_timestamp()),
+     + (select count(*) from onceq.job_fences where state = ` + table.Claimed + ` and leased_until > statement_timestamp()),
        (select count(*) from onceq.waiters where idle_until > statement_timestamp()), (select count(*) from held)`
 	err = atomically(ctx, q.pool, asIs, func(db DB) error {
 		var leases, workers int

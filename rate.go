@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // takeSlots calls a function of the schema, whose comment says how it gives new slots to leased jobs.
@@ -21,7 +23,9 @@ const takeSlots = `select f.starts, f.taken, f.waited, f.back, f.ahead from once
 func (l *Lease) slotted() bool { return !l.slot.IsZero() }
 
 // tooLate reports whether the job's slot is too long ago for it to start.
-func (l *Lease) tooLate() bool { return l.slotted() && time.Since(l.slot) > slotLate+l.q.far.least() }
+func (l *Lease) tooLate() bool {
+	return l.slotted() && time.Since(l.slot) > table.SlotLate+l.q.far.least()
+}
 
 // distance is how long the messages take that bring slots. What it knows of a slot's time is when its message was sent, so
 // where each takes as long as a job may be late, all would be, and none would ever start. One that is slow by itself, as in a
@@ -31,7 +35,7 @@ type distance struct {
 	sent time.Time        // the latest message
 	took [8]time.Duration // by the latest ones
 	n    int              // how many there were
-	low  atomic.Int64     // the shortest of them, if that is much of slotLate; else 0
+	low  atomic.Int64     // the shortest of them, if that is much of table.SlotLate; else 0
 }
 
 // saw records that an answer has come to the message that was sent at this time. It may be called for each lease in it.
@@ -46,7 +50,7 @@ func (d *distance) saw(sent time.Time) {
 		return
 	}
 	low := slices.Min(d.took[:])
-	if low < slotLate/2 {
+	if low < table.SlotLate/2 {
 		low = 0
 	}
 	d.low.Store(int64(low))
@@ -78,7 +82,7 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 			case slices.Contains(start, l.ID):
 				l.slot = at
 			case slices.Contains(taken, l.ID):
-				l.slot = at.Add(-slotLate / 2) // at the earliest
+				l.slot = at.Add(-table.SlotLate / 2) // at the earliest
 			default:
 				if i, ok := slices.BinarySearch(back, l.ID); ok {
 					l.slot = time.Now().Add(time.Duration(ahead[i]) * time.Microsecond) // at the latest

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // ReaperConfig configures a Reaper. The zero value is a good start.
@@ -100,7 +102,7 @@ func (r *Reaped) add(o Reaped) {
 
 // Run makes passes until ctx ends, and then returns nil. It also counts twice a minute how many jobs of each queue
 // are due (Count.Due). The first pass starts after a random part of Every. A pass that fails is logged and shown by
-// Queue.Health, and the next one starts at its usual time.
+// Ops.Health, and the next one starts at its usual time.
 func (r *Reaper) Run(ctx context.Context) error {
 	owner := new(Reaper) // names this call
 	defer r.q.ends(owner)
@@ -121,8 +123,8 @@ func (r *Reaper) Run(ctx context.Context) error {
 		if wait = r.cfg.Every + rand.N(r.cfg.Every/5+1) - r.cfg.Every/10; time.Now().Before(rested) && !r.grown(ctx, last) {
 			continue
 		}
-		_, table, looked, err := r.pass(ctx)
-		last, rested = table, time.Now().Add(100*looked)
+		_, keys, looked, err := r.pass(ctx)
+		last, rested = keys, time.Now().Add(100*looked)
 		switch {
 		case err == nil:
 			r.q.works(owner, workReap, "")
@@ -162,9 +164,9 @@ func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {
 }
 
 // pass is RunOnce. It also returns what job_fences was when it began, and how long it took to look at fences that stay.
-func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked time.Duration, err error) {
-	if table, err = r.fenceTable(ctx); err == nil {
-		looked, err = r.fences(ctx, table.pages, &sum)
+func (r *Reaper) pass(ctx context.Context) (sum Reaped, keys fenceTable, looked time.Duration, err error) {
+	if keys, err = r.fenceTable(ctx); err == nil {
+		looked, err = r.fences(ctx, keys.pages, &sum)
 	}
 	for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; sum.History += n {
 		n, stay = 0, 0
@@ -172,8 +174,8 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 	}
 	for most := r.cfg.Batch; err == nil && most == r.cfg.Batch; {
 		var n Reaped
-		args := []any{r.cfg.Batch, r.cfg.Grace.Milliseconds(), max(r.cfg.Grace, 3*presentEvery).Milliseconds(),
-			countsKept.Milliseconds(), hoursKept.Milliseconds()}
+		args := []any{r.cfg.Batch, r.cfg.Grace.Milliseconds(), max(r.cfg.Grace, 3*table.PresentEvery).Milliseconds(),
+			table.CountsKept.Milliseconds(), hoursKept.Milliseconds()}
 		err = r.run(ctx, reapRest, args, &n.Waiters, &n.Workers, &n.Counts, &n.Cancels)
 		sum.add(n)
 		most = max(n.Waiters, n.Workers, n.Counts, n.Cancels)
@@ -189,7 +191,7 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 	if err != nil {
 		err = fmt.Errorf("onceq: reap: %w", r.q.told(err))
 	}
-	return sum, table, looked, err
+	return sum, keys, looked, err
 }
 
 func (r *Reaper) report(ctx context.Context, sum Reaped) {
@@ -272,7 +274,7 @@ func (r *Reaper) fences(ctx context.Context, pages int64, sum *Reaped) (looked t
 
 // now is the database's time, and the grace time before it. It is an argument of what changes fences: Citus allows no function of it there.
 func (r *Reaper) now(ctx context.Context) (now, past time.Time, err error) {
-	err = r.run(ctx, askTime, nil, &now)
+	err = r.run(ctx, table.AskTime, nil, &now)
 	return now, now.Add(-r.cfg.Grace), err
 }
 
@@ -291,12 +293,12 @@ gone as (
    where f.ctid = any (array (select ctid from d))
   returning f.class, f.state
 )
-select count(*) filter (where class <> ` + sqlOfEffect + ` and ` + fenceOver + `), count(*) filter (where class = ` + sqlOfEffect + `),
-       count(*) filter (where class <> ` + sqlOfEffect + ` and not ` + fenceOver + `) from gone f`
+select count(*) filter (where class <> ` + table.OfEffect + ` and ` + table.FenceOver + `), count(*) filter (where class = ` + table.OfEffect + `),
+       count(*) filter (where class <> ` + table.OfEffect + ` and not ` + table.FenceOver + `) from gone f`
 
-const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.lifetime >= 0
+const fencePast = `((` + table.FenceOver + ` or f.class = ` + table.OfEffect + `) and f.lifetime >= 0
      and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= $4::timestamptz
-      or f.class = ` + sqlOfRequest + ` and ` + fenceUnknown + ` and f.lifetime >= 0
+      or f.class = ` + table.OfRequest + ` and ` + table.FenceUnknown + ` and f.lifetime >= 0
      and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.leased_until) + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond') <= $7::timestamptz)`
 
 // reapOrphans handles the fences, within a range of pages, whose job is neither live nor in a part of the history from
@@ -307,25 +309,25 @@ var reapOrphans = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ` + fenceOrphan + `
-     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = ` + sqlOfJob + ` or ` + ofRound("j") + `))
-     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = ` + sqlOfJob + ` or ` + ofRound("w") + `))
-     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (` + sqlJobDead + `, ` + sqlJobCancelled + `, ` + sqlJobHeld + `) and (f.class = ` + sqlOfJob + ` or ` + ofRound("h") + `))
+     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = ` + table.OfJob + ` or ` + table.OfRound("j") + `))
+     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = ` + table.OfJob + ` or ` + table.OfRound("w") + `))
+     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (` + table.JobDead + `, ` + table.JobCancelled + `, ` + table.JobHeld + `) and (f.class = ` + table.OfJob + ` or ` + table.OfRound("h") + `))
    limit $3::int
      for update of f skip locked
 ),
 noted as (
   update onceq.job_fences f
-     set state = case when f.finished_at is null then f.state else ` + sqlCancelled + ` end, finished_at = $5::timestamptz,
+     set state = case when f.finished_at is null then f.state else ` + table.Cancelled + ` end, finished_at = $5::timestamptz,
          token = case when f.finished_at is null then f.token else f.token | 1::bigint end
    where f.ctid = any (array (select ctid from d)) and ` + fenceOrphan + `
   returning f.state
 )
-select count(*) filter (where state <> ` + sqlCancelled + `), count(*) filter (where state = ` + sqlCancelled + `) from noted`
+select count(*) filter (where state <> ` + table.Cancelled + `), count(*) filter (where state = ` + table.Cancelled + `) from noted`
 
 const fenceOrphan = `f.job_id is not null and (
-           f.class = ` + sqlOfEffect + ` and f.finished_at is null
-           and (f.state in (` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) or f.state = ` + sqlClaimed + ` and f.leased_until <= $5::timestamptz)
-        or f.class = ` + sqlOfJob + ` and f.state = ` + sqlQueued + `
+           f.class = ` + table.OfEffect + ` and f.finished_at is null
+           and (f.state in (` + table.Uncertain + `, ` + table.Completed + `, ` + table.Held + `) or f.state = ` + table.Claimed + ` and f.leased_until <= $5::timestamptz)
+        or f.class = ` + table.OfJob + ` and f.state = ` + table.Queued + `
            and coalesce(f.finished_at <= $4::timestamptz, true))`
 
 // reapHistory removes history that has been kept long enough. Dead and held jobs have no keep_until. A cancelled job stays
@@ -333,9 +335,9 @@ const fenceOrphan = `f.job_id is not null and (
 // effect.
 var reapHistory = `
 with d as materialized (
-  select h.ctid as place, h.state = ` + sqlJobCancelled + ` and exists (
+  select h.ctid as place, h.state = ` + table.JobCancelled + ` and exists (
            select from onceq.job_fences f
-            where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and ` + fenceUnknown + `) as open
+            where ` + table.EffectsOf("h") + ` and ` + table.OfRound("h") + ` and ` + table.FenceUnknown + `) as open
     from onceq.job_history h
    where keep_until <= statement_timestamp()
    order by keep_until
@@ -369,7 +371,7 @@ func (r *Reaper) awaits(ctx context.Context, sum *Reaped) (looked time.Duration,
 		if sum.Awaits += n; n == 0 {
 			looked += time.Since(began)
 		}
-		after = orZero(last)
+		after = table.OrZero(last)
 	}
 	return looked, nil
 }
@@ -382,9 +384,9 @@ with page as materialized (
   select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
 ),
 round as materialized (
-  select p.job_id, coalesce(least((select ` + identityOf("j") + ` from onceq.jobs j where j.id = p.job_id),
-                                  (select ` + identityOf("w") + ` from onceq.job_waits w where w.id = p.job_id),
-                                  (select ` + identityOf("h") + ` from onceq.job_history h where h.id = p.job_id and h.state <> ` + sqlJobCompleted + `)),
+  select p.job_id, coalesce(least((select ` + table.IdentityOf("j") + ` from onceq.jobs j where j.id = p.job_id),
+                                  (select ` + table.IdentityOf("w") + ` from onceq.job_waits w where w.id = p.job_id),
+                                  (select ` + table.IdentityOf("h") + ` from onceq.job_history h where h.id = p.job_id and h.state <> ` + table.JobCompleted + `)),
                             9223372036854775807) as earliest
     from (select distinct job_id from page) p
 ),
@@ -418,7 +420,7 @@ func (r *Reaper) members(ctx context.Context, sum *Reaped) (looked time.Duration
 		if groups < r.cfg.Batch {
 			return looked, nil
 		}
-		after = orZero(last)
+		after = table.OrZero(last)
 	}
 }
 
@@ -489,16 +491,16 @@ with page as materialized (
    limit $3::int
 ),
 gone as (
-  update onceq.job_members m set state = ` + sqlJobCancelled + `
+  update onceq.job_members m set state = ` + table.JobCancelled + `
     from (select p.group_id, p.job_id from page p
-           where p.told and p.state in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `)
+           where p.told and p.state in (0, ` + table.JobDead + `, ` + table.JobHeld + `)
              and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
              and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
              and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
              and exists (select from onceq.job_waits w where w.id = p.group_id and ` + isFollowLine("w.lane") + ` offset 0)
           offset 0) g
    where m.group_id = any (array[g.group_id]) and m.job_id = g.job_id
-     and m.told and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `)
+     and m.told and m.state + 0 in (0, ` + table.JobDead + `, ` + table.JobHeld + `)
 )
 select count(*), coalesce(pg_catalog.max(group_id), 0),
        coalesce((pg_catalog.array_agg(job_id order by group_id desc, job_id desc))[1], 0) from page`
@@ -531,10 +533,10 @@ select array(
         where l.lane is not null and ` + laneSlot("l.lane") + ` <> all (array(select slot from behind)::smallint[])
           and case when ` + isFollowLine("l.lane") + ` then exists (
                 select from onceq.job_waits w
-                 where w.lane = l.lane and not ` + isOpen("w.id") + ` and not exists (
-                       select from onceq.job_members m where m.group_id = w.id and (` + isStuck + `) offset 0) offset 0)
-              else not exists (select from ` + stopsOf("l.lane") + ` offset 0) and ` + anyDue("l.lane") + `
-               and ` + limitOf("l.lane") + ` > (select n from ` + liveCount("l.lane", limitOf("l.lane")) + ` c) end),
+                 where w.lane = l.lane and not ` + table.IsOpen("w.id") + ` and not exists (
+                       select from onceq.job_members m where m.group_id = w.id and (` + table.IsStuck + `) offset 0) offset 0)
+              else not exists (select from ` + table.StopsOf("l.lane") + ` offset 0) and ` + anyDue("l.lane") + `
+               and ` + table.LimitOf("l.lane") + ` > (select n from ` + liveCount("l.lane", table.LimitOf("l.lane")) + ` c) end),
        pg_catalog.count(lane), coalesce(pg_catalog.max(lane), ''), statement_timestamp()
   from line`
 

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // IdempotencyKey names the job's effect for systems outside the database that deduplicate. It is the same each time the job
@@ -61,7 +63,7 @@ func EffectTimeout(d time.Duration) EffectOption {
 //
 // A result that cannot be stored (see MaxResultBytes) does not undo the effect: it is recorded as completed, without a
 // result. This run and each replay then return an error that is Fatal and wraps an *InvalidError, so that no code goes on
-// without the result unnoticed. Queue.Resolve can add a smaller result.
+// without the result unnoticed. Ops.Resolve can add a smaller result.
 //
 // The statements need a connection in addition to that of a handler's transaction. Workers provide one; with Queue.Claim
 // the pool must have one to spare, otherwise Once fails after 10 s, before fn is called. A nil fn is an *InvalidError, and
@@ -163,7 +165,7 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	for range settleTries {
+	for range table.SettleTries {
 		if c, err = f.claim(ctx, f.db, true); !IsRetryable(err) {
 			break
 		}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // The rescan finds the jobs that claims no longer find because they are before this worker's position (see cursor), and
@@ -96,15 +98,15 @@ with page as materialized (
    limit $8::int
 ),
 ready as materialized (
-  select j.id, case when j.slotted then least($5::timestamptz, ` + sqlSlotMissed + `) else $5::timestamptz end as due
+  select j.id, case when j.slotted then least($5::timestamptz, ` + table.SlotMissed + `) else $5::timestamptz end as due
     from page p
    cross join lateral (
-         select id, run_at, (` + hasSlot + `) is true as slotted
+         select id, run_at, (` + table.HasSlot + `) is true as slotted
            from onceq.jobs
           where id = p.id and leased_until is null
             for no key update skip locked) j
    where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
-     and (not j.slotted or j.run_at < least($5::timestamptz, ` + sqlSlotMissed + `) - interval '1 second')
+     and (not j.slotted or j.run_at < least($5::timestamptz, ` + table.SlotMissed + `) - interval '1 second')
    order by j.id
 ),
 forward as (

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // What a handler returns decides what happens to its job: nil completes it, a plain error runs it again after its kind's
@@ -204,7 +206,7 @@ func (l *Lease) failure(err error) outcome {
 			o.delay = l.askBackoff(err, o.delay)
 		}
 	}
-	o.delay = min(max(0, o.delay), maxDelay)
+	o.delay = min(max(0, o.delay), table.MaxDelay)
 	return o
 }
 
@@ -215,7 +217,7 @@ func (o *outcome) freely(again *retryAfter) {
 		o.err = errorText(o.cause.Error())
 	}
 	if again.full && o.lease.Limit != "" {
-		o.delay, o.full = 0, min(again.d, maxDelay)
+		o.delay, o.full = 0, min(again.d, table.MaxDelay)
 	}
 }
 

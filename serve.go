@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Part is a part of a service that Serve runs: a *Worker, a *Reaper, what onceqhttp.Part makes of an
@@ -43,4 +47,47 @@ func Serve(ctx context.Context, parts ...Part) error {
 	}
 	running.Wait()
 	return errors.Join(ended...)
+}
+
+// Ready returns nil while the worker takes jobs: Run has found the database and tables that fit this code,
+// is not shutting down, and what the worker last asked of the database was answered. Otherwise the error
+// says what is missing. Ready sends nothing, so it may be called often; a database that is lost shows after
+// some five seconds. onceqhttp.Probes answers readiness probes with it.
+func (w *Worker) Ready() error {
+	r := w.now.Load()
+	switch {
+	case r == nil:
+		return errors.New("onceq: the worker does not run: it has not reached the database yet, or has ended")
+	case r.exec.stopping.Load():
+		return errors.New("onceq: the worker is shutting down")
+	}
+	found := w.q.troubles.list(func(k troubleKey) bool {
+		return k.owner == r.id && (k.work == workClaim || k.work == workLook || k.work == workFinish)
+	})
+	if len(found) > 0 {
+		return fmt.Errorf("onceq: %s", found[0].Detail)
+	}
+	return nil
+}
+
+// Alive returns nil unless a restart of the process would help: a handler has not returned for a lease
+// since its context ended, and holds its slot, or the worker's loop should have gone on 30 seconds ago. A
+// database that is lost is no such reason, nor is a worker that does not run, or shuts down.
+// onceqhttp.Probes answers liveness probes with it.
+func (w *Worker) Alive() error {
+	r := w.now.Load()
+	if r == nil || r.exec.stopping.Load() {
+		return nil
+	}
+	if stuck := r.tasks.stuck(); len(stuck) > 0 {
+		var all []string
+		for _, s := range stuck {
+			all = append(all, s.String())
+		}
+		return fmt.Errorf("onceq: %s", strings.Join(all, "; "))
+	}
+	if next := r.claimer.next.Load(); next != nil && time.Since(*next) > 30*time.Second {
+		return fmt.Errorf("onceq: the worker's loop should have gone on at %s and stands still", table.Stamp(*next))
+	}
+	return nil
 }

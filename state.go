@@ -17,11 +17,11 @@ const (
 	StateWaiting   State = iota + 1 // due, and nobody has it
 	StateDelayed                    // not due yet
 	StateRunning                    // somebody holds its lease
-	StateRetrying                   // failed or lost a lease before; will run again. So is a job whose transactional handler runs for longer than its lease: Explain knows
+	StateRetrying                   // failed or lost a lease before; will run again. So is a job whose transactional handler runs for longer than its lease: Ops.Explain knows
 	StateCompleted                  // finished
-	StateDead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
+	StateDead                       // out of attempts, fatal, or crashed too often; see Ops.Redrive
 	StateCancelled                  // by Queue.Cancel
-	StateHeld                       // an effect's outcome waits for a person; see Queue.Resolve
+	StateHeld                       // an effect's outcome waits for a person; see Ops.Resolve
 )
 
 var stateNames = [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
@@ -92,45 +92,3 @@ func (c Class) String() string {
 
 // MarshalText returns the class's name. It is used for JSON too.
 func (c Class) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
-// The same numbers in SQL: states of jobs in job_history, states of fences, and classes.
-const (
-	sqlJobCompleted = string(rune('0' + StateCompleted))
-	sqlJobDead      = string(rune('0' + StateDead))
-	sqlJobCancelled = string(rune('0' + StateCancelled))
-	sqlJobHeld      = string(rune('0' + StateHeld))
-
-	sqlQueued    = string(rune('0' + fenceQueued))
-	sqlClaimed   = string(rune('0' + fenceClaimed))
-	sqlUncertain = string(rune('0' + fenceUncertain))
-	sqlCompleted = string(rune('0' + fenceCompleted))
-	sqlDead      = string(rune('0' + fenceDead))
-	sqlCancelled = string(rune('0' + fenceCancelled))
-	sqlHeld      = string(rune('0' + fenceHeld))
-
-	sqlOfJob     = string(rune('0' + classJob))
-	sqlOfRequest = string(rune('0' + ClassRequest))
-	sqlOfEffect  = string(rune('0' + classEffect))
-	sqlOfEvent   = string(rune('0' + classEvent))
-)
-
-// What several statements say about a fence f.
-const (
-	fenceOver    = `f.state in (` + sqlCompleted + `, ` + sqlDead + `, ` + sqlCancelled + `)` // finished, and nobody has to decide
-	fenceUnknown = `f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlHeld + `)`   // its outcome is unknown, or may become so
-)
-
-// A token consists of the job's id, in 43 bits, and the count of its claims, in 20 bits. It grows with each claim of a job,
-// and with each later job of the same key, because ids grow. On overflow: a job that was claimed claimsLimit times is dead;
-// the sequence of ids ends with an error after 8.7 × 10¹² jobs.
-const (
-	tokenBits   = 20
-	claimsLimit = 1<<tokenBits - 1
-)
-
-// The same in SQL: how far the id is shifted, and the token of a row of jobs or job_history. In tokenOfGone the row is g.
-const (
-	sqlTokenBits = string(rune('0'+tokenBits/10)) + string(rune('0'+tokenBits%10))
-	tokenOfRow   = `id << ` + sqlTokenBits + ` | claims::bigint`
-	tokenOfGone  = `g.id << ` + sqlTokenBits + ` | g.claims::bigint`
-)

@@ -108,9 +108,6 @@ const beginOwn = `begin isolation level read committed read write`
 const noLimits = `pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end`
 
-// askTime asks for the database's time.
-const askTime = `select statement_timestamp()`
-
 // guardPlans is sent before a statement of the library's own, in the same transaction and round trip. It also returns the
 // database's time.
 const guardPlans = `
@@ -419,20 +416,6 @@ func each(scan func(pgx.Rows) error) func(pgx.Rows) error {
 		}
 		return rows.Err()
 	}
-}
-
-// readAll reads all rows of a statement, each with scan. what is what an error says was read.
-func readAll[T any](ctx context.Context, q *Queue, db DB, by way, what, statement string, args []any, scan func(*T, pgx.Rows) error) (all []T, err error) {
-	err = q.send(ctx, db, by, statement, args, each(func(rows pgx.Rows) error {
-		var one T
-		err := scan(&one, rows)
-		all = append(all, one)
-		return err
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("onceq: %s: %w", what, err)
-	}
-	return all, nil
 }
 
 // noRows is for a statement of which only the error counts.

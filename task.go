@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // task is what a worker knows about one lease.
@@ -141,8 +142,8 @@ func (s *taskSet) run() bool {
 }
 
 // stuck says which slots are held by handlers that were given up and have not returned.
-func (s *taskSet) stuck() []StuckHandlers {
-	all := make(map[tallied]*StuckHandlers)
+func (s *taskSet) stuck() []table.Stuck {
+	all := make(map[tallied]*table.Stuck)
 	seen := make(map[*handlerContext]bool) // a batch handler has many tasks and one slot
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,18 +155,18 @@ func (s *taskSet) stuck() []StuckHandlers {
 		key := tallied{t.lease.Queue, t.lease.Kind}
 		h, over := all[key], t.ctx.over()
 		if h == nil {
-			h = &StuckHandlers{Queue: key.queue, Kind: key.kind, Job: t.lease.ID, Since: over}
+			h = &table.Stuck{Queue: key.queue, Kind: key.kind, Job: t.lease.ID, Since: over}
 			all[key] = h
 		}
 		if h.Slots++; over.Before(h.Since) {
 			h.Job, h.Since = t.lease.ID, over
 		}
 	}
-	var list []StuckHandlers
+	var list []table.Stuck
 	for _, h := range all {
 		list = append(list, *h)
 	}
-	slices.SortFunc(list, func(a, b StuckHandlers) int { return a.Since.Compare(b.Since) })
+	slices.SortFunc(list, func(a, b table.Stuck) int { return a.Since.Compare(b.Since) })
 	return list
 }
 

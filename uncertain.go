@@ -2,19 +2,18 @@ package onceq
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Policy decides what happens to work whose outcome is unknown: its process crashed or lost the database after the intent
@@ -74,7 +73,7 @@ func (p Policy) check() error {
 	return nil
 }
 
-// Hold leaves the decision to a person: see Queue.Resolve and Fence.Resolve. It is for effects whose provider neither
+// Hold leaves the decision to a person: see Ops.Resolve and Fence.Resolve. It is for effects whose provider neither
 // deduplicates nor can be asked.
 func Hold() Policy { return Policy{hold: true} }
 
@@ -119,13 +118,10 @@ func saysNotApplied(err error) bool {
 	return false
 }
 
-// inDoubt says that the outcome of the fence f is unknown and not yet decided.
-const inDoubt = `(f.state = ` + sqlUncertain + ` or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())`
-
 const keepDoubt = `
 update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
-   and ` + fenceUnknown + ` and f.leased_until < statement_timestamp()
+   and ` + table.FenceUnknown + ` and f.leased_until < statement_timestamp()
 returning f.token`
 
 // remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
@@ -274,52 +270,6 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	return f.resolve(ctx, db, r)
 }
 
-// Resolve settles the uncertain or held effect of a job, inside db. A job that is StateHeld runs again in the same
-// transaction, with its id and key, once none of its effects is held any more. A dead or cancelled job stays so, and
-// replays the outcome if it is redriven. If there is nothing to resolve, the error is ErrNotFound.
-func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r Resolution) error {
-	if err := checkText("name", name); err != nil {
-		return err
-	}
-	return atomically(ctx, db, asIs, func(db DB) error {
-		var past []int64
-		if err := q.queryRow(ctx, db, lockPast, []any{[]int64{jobID}}, &past, nil); err != nil {
-			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
-		}
-		var state State
-		if len(past) > 0 {
-			var err error
-			if state, err = q.state(ctx, db, jobID); err != nil {
-				return err
-			}
-		}
-		effects, err := q.Effects(ctx, db, jobID, Filter{WithoutPayloads: true})
-		if err != nil {
-			return err
-		}
-		f := &Fence{q: q, class: classEffect, key: effectKey(jobID, name)}
-		for _, e := range effects {
-			if e.Name == name {
-				f.scope = e.scope
-			}
-		}
-		err = f.resolve(ctx, db, r)
-		if err == nil && state == 0 { // its worker may have written meanwhile that it is held: see heldLately
-			state, err = q.state(ctx, db, jobID)
-			if errors.Is(err, ErrNotFound) {
-				return nil
-			}
-		}
-		if err != nil || state != StateHeld {
-			return err
-		}
-		if _, err = q.Redrive(ctx, db, jobID); errors.Is(err, ErrHeld) {
-			return nil
-		}
-		return err
-	})
-}
-
 // heldLately are jobs that this process has written as held. An effect is held, and reported, before its
 // handler ends, so somebody may have settled it when the job was not held yet, or settle it in a transaction
 // that is open now. So the process looks at once whether one of its effects is still held, and then once a
@@ -376,8 +326,8 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 	h.mu.Lock()
 	looked := h.until[id]
 	h.mu.Unlock()
-	r, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld}, map[int64]bool{})
-	if lockedOut(err) || err == nil && len(r.held) > 0 {
+	r, err := q.redriveBy(ctx, db, brief, []int64{id}, []int16{int16(StateHeld)}, map[int64]bool{})
+	if lockedOut(err) || err == nil && len(r.Held) > 0 {
 		return nil
 	}
 	if err != nil {
@@ -389,165 +339,4 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 		delete(h.until, id)
 	}
 	return nil
-}
-
-const resolveEffects = `
-select e.settled, e.held from onceq.resolve_effects($1::bigint[], $2::smallint[], $3::smallint, $4::text, $5::text) e`
-
-// ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
-// filter chooses: newest first, 500 jobs a transaction. Use it after an outage, for example. By default it chooses held
-// jobs, which run again once none of their effects is held any more; Filter.States may also name StateDead and
-// StateCancelled, and these jobs stay so. A filter without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit is how
-// many jobs are looked at; 0 means all. It returns how many effects were settled and how many jobs run again. With a pool as
-// db each transaction commits on its own, and the counts are right even if there is an error.
-func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name string, r Resolution) (resolved, redriven int, err error) {
-	raw, err := r.encode()
-	if err != nil {
-		return 0, 0, err
-	}
-	if err := checkText("name", name); err != nil {
-		return 0, 0, err
-	}
-	filter.byDefault(StateHeld)
-	_, past := filter.states()
-	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
-		var n int
-		var again []int64
-		err := atomically(ctx, db, forCallerRare, func(db DB) error {
-			var held []int64
-			if err := q.queryRow(ctx, db, resolveEffects, []any{ids, past, int16(r.state), raw, name}, &n, &held); err != nil {
-				return fmt.Errorf("onceq: resolve: %w", err)
-			}
-			r, err := q.redrive(ctx, db, held, []State{StateHeld})
-			again = r.back
-			return err
-		})
-		if err == nil {
-			resolved, redriven = resolved+n, redriven+len(again)
-		}
-		return err
-	})
-	return resolved, redriven, err
-}
-
-// WouldResolve says which jobs ResolveMany would look at with this filter: how many, and which. It settles those of their
-// effects that are uncertain or held; Doubts lists such effects.
-func (q *Queue) WouldResolve(ctx context.Context, db DB, filter Filter) (Choice, error) {
-	filter.byDefault(StateHeld)
-	return q.choose(ctx, db, filter, redrivable)
-}
-
-// EffectInfo is what is known about a named effect of a job. In JSON, empty fields are left out.
-type EffectInfo struct {
-	Name   string          `json:"name"`
-	State  string          `json:"state"`           // "in_flight", "completed", "uncertain" or "held"
-	Since  time.Time       `json:"since"`           // when the effect was first begun
-	Until  time.Time       `json:"until,omitzero"`  // in flight: when its lease ends
-	Result json.RawMessage `json:"result,omitzero"` // completed; nil if it could not be stored, and Detail says why
-	Detail string          `json:"detail,omitzero"` // why it is uncertain or held, or has no result
-
-	// IdempotencyKey is the key that the provider got. By it the provider may be able to say whether the effect happened.
-	IdempotencyKey string `json:"idempotency_key"`
-
-	job   int64 // that it belongs to
-	scope string
-}
-
-// effectColumns are what EffectInfo.scan reads of a fence f, without its result if $2 says so.
-const effectColumns = `select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
-         when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
-         else 'uncertain' end, f.created_at, f.leased_until,
-       case when not $2::boolean then f.result::text end, coalesce(f.detail, ''), f.fingerprint`
-
-func (e *EffectInfo) scan(q *Queue, rows pgx.Rows) error {
-	var key string
-	var mark []byte
-	err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, (*[]byte)(&e.Result), &e.Detail, &mark)
-	if e.job, e.Name = effectOf(key); len(mark) == 8 {
-		e.IdempotencyKey = q.effectIdempotencyKey(e.job, int64(binary.BigEndian.Uint64(mark)), e.Name)
-	}
-	return err
-}
-
-var readEffects = `
-with place as materialized (
-  select queue, created_at, identity from onceq.jobs where id = $1::bigint
-  union
-  select queue, created_at, identity from onceq.job_waits where id = $1::bigint
-  union
-  select queue, created_at, identity from onceq.job_history where id = $1::bigint
-),
-found as (
-  select f.* from place p cross join lateral (
-         select * from onceq.job_fences f
-          where f.class = ` + sqlOfEffect + ` and f.scope = p.queue and f.key > $3::text and f.key < $4::text and ` + ofRound("p") + ` offset 0) f
-  union all
-  select f.* from onceq.job_fences f
-   where f.class = ` + sqlOfEffect + ` and f.key > $3::text and f.key < $4::text and not exists (select from place)
-)
-` + effectColumns + `
-  from found f
- where f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) and f.job_id = $1::bigint
- order by f.key limit nullif($5::int, 0)`
-
-// Effects lists the effects of a job, sorted by name; after Reschedule, only those that were begun since. Effects of a
-// finished job are listed until a Reaper has removed them. Effects that were certainly not applied are not listed. Effects
-// is quick while the job is live or in the history; otherwise it searches the effects of every queue. A
-// Filter may say WithoutPayloads, and have a Limit, and no more.
-func (q *Queue) Effects(ctx context.Context, db DB, jobID int64, filter ...Filter) ([]EffectInfo, error) {
-	if err := q.identify(ctx, db); err != nil {
-		return nil, err
-	}
-	f, prefix := orNone(filter), strconv.FormatInt(jobID, 10)
-	args := []any{jobID, f.WithoutPayloads, prefix + "/", prefix + "0", max(f.Limit, 0)} // '0' follows '/'
-	return readAll(ctx, q, db, asIs, "effects of job "+prefix, readEffects, args,
-		func(e *EffectInfo, rows pgx.Rows) error { return e.scan(q, rows) })
-}
-
-// Doubt is an effect whose outcome is unknown, and the job that it belongs to.
-type Doubt struct {
-	Job    JobInfo
-	Effect EffectInfo // State is "uncertain" or "held"
-}
-
-var readDoubts = `
-with page as materialized (
-  select id, queue, created_at, identity from onceq.jobs where id = any ($1::bigint[])
-  union all
-  select id, queue, created_at, identity from onceq.job_waits where id = any ($1::bigint[])
-  union all
-  select id, queue, created_at, identity from onceq.job_history where id = any ($1::bigint[])
-)
-` + effectColumns + `
-  from page p
- cross join lateral (select * from onceq.job_fences f
-         where ` + effectsOf("p") + ` and ` + ofRound("p") + ` and (f.state = ` + sqlHeld + ` or ` + inDoubt + `) offset 0) f
- order by p.id desc, f.key`
-
-// Doubts looks at the page of jobs that Page would return, and returns those of their effects whose outcome is unknown:
-// newest job first, then by name. The default of Filter.States is StateHeld: jobs that wait for a person. Jobs in other
-// states may have uncertain effects too: a run of a live job decides about them by their policy, and a dead or cancelled job
-// keeps them until it is redriven. For the next page set Filter.After to next; it is 0 after the last page. A page may be
-// empty and not the last one.
-func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doubt, next int64, err error) {
-	filter.byDefault(StateHeld)
-	filter.Limit = cmp.Or(filter.Limit, 100)
-	jobs, next, err := q.Page(ctx, db, filter)
-	if err != nil || len(jobs) == 0 {
-		return nil, next, err
-	}
-	if err := q.identify(ctx, db); err != nil {
-		return nil, 0, err
-	}
-	ids, byID := make([]int64, 0, len(jobs)), make(map[int64]JobInfo, len(jobs))
-	for _, j := range jobs {
-		ids, byID[j.ID] = append(ids, j.ID), j
-	}
-	args := []any{ids, filter.WithoutPayloads}
-	doubts, err = readAll(ctx, q, db, reading, "doubts", readDoubts, args, func(d *Doubt, rows pgx.Rows) error {
-		err := d.Effect.scan(q, rows)
-		d.Job = byID[d.Effect.job]
-		return err
-	})
-	return doubts, next, err
 }

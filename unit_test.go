@@ -7,12 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"go/ast"
-	"go/constant"
-	"go/parser"
-	"go/token"
-	"go/types"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,6 +20,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq/internal/listing"
+	"github.com/onceq/onceq/internal/table"
 
 	"github.com/onceq/onceq/internal/jsonb"
 )
@@ -422,7 +419,7 @@ func TestStatements_WorkInFIPSMode(t *testing.T) {
 	t.Parallel()
 	migrations, err := filepath.Glob("migrations/*.sql")
 	require.NoError(t, err)
-	for _, name := range append(migrations, "internal/tests/testdata/statements.sql") {
+	for _, name := range append(migrations, "internal/tests/testdata/statements.sql", "internal/tests/testdata/onceqops.sql") {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
 		require.NotContains(t, string(text), "md5", name)
@@ -752,52 +749,25 @@ var built = map[string]string{
 	"refsFrom apart":          refsApart,
 	"plainOf":                 plainApart,
 	"keyedOf":                 jobApart,
-	"lockPast":                lockPast,
 	"enqueueOneFrom":          enqueueOne,
 	"enqueueOneFrom drawn":    enqueueOneDrawn,
 	"enqueueJobsFrom":         enqueueJobs,
 	"enqueueJobsFrom drawn":   enqueueDrawn,
 	"forgetMembers":           forgetMembers,
 	"findIdle":                findIdle,
-	"readLimits":              readLimits,
 	"readGroups":              readGroups,
-	"readStill":               readStill,
 	"limitsUnset":             limitsUnset,
-	"readSlow":                readSlow,
-	"readHangs":               readHangs,
-	"readStuck":               readStuck,
-	"readLimitOf":             readLimitOf,
-	"readLane":                readLane,
-	"readLanes":               readLanes,
-	"laneLimit":               "select " + limitOf("$1::text"),
-	"readEffects":             readEffects,
-	"readDoubts":              readDoubts,
+	"laneLimit":               "select " + table.LimitOf("$1::text"),
 	"reapOrphans":             reapOrphans,
 	"reapHistory":             reapHistory,
 	"reapAwaits":              reapAwaits,
 	"checkTx":                 checkTx,
 	"inTx completeOne":        inTx[completeOne],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
-	"statement":               statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}),
-	"statement of a page":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}, Kind: "k", floor: 1}),
-	"ofGroup":                 statementOf(&Filter{Limit: 1, Group: 1, Queue: "q"}),
-	"ids":                     "select id from (…) page", // built by Filter.statement
-	"bound":                   boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),
 	"hears":                   "listen …",
-	"Count":                   "select count(*) from (…) page", // built by Filter.statement
 	"listenForAll":            "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
-}
-
-func boundOf(f *Filter) string {
-	s, _ := f.bound()
-	return s
-}
-
-func statementOf(f *Filter) string {
-	s, _ := f.statement()
-	return s
 }
 
 // Every statement that this package sends stands whole in internal/tests/testdata/statements.sql, as Postgres gets it. A changed statement
@@ -805,165 +775,7 @@ func statementOf(f *Filter) string {
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	const file = "internal/tests/testdata/statements.sql"
-	var b strings.Builder
-	b.WriteString("-- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update\n")
-	for _, s := range statements(t) {
-		fmt.Fprintf(&b, "\n-- %s\n%s;\n", s.name, strings.TrimSpace(s.text))
-	}
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o600))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), b.String())
-}
-
-type namedStatement struct{ name, text string }
-
-// begins matches how a statement begins.
-var begins = regexp.MustCompile(`^\s*(with\s|select\s|insert into\s|update\s|delete from\s|set local\s|begin\b|rollback\b|listen\s)`)
-
-// statements finds the statements in the source: strings that begin as a statement does and are not merely part of another
-// one. Statements that are not constants must be in built.
-func statements(t *testing.T) (all []namedStatement) {
-	known := maps.Clone(built)
-	for _, dir := range []string{".", "internal/lazytx"} {
-		all = append(all, statementsOf(t, dir, known)...)
-	}
-	require.Empty(t, slices.Sorted(maps.Keys(known)), "of built, nobody sends these")
-	slices.SortFunc(all, func(a, b namedStatement) int { return strings.Compare(a.name+a.text, b.name+b.text) })
-	return all
-}
-
-// statementsOf finds the statements of one package, and removes from known what it found in built.
-func statementsOf(t *testing.T, dir string, known map[string]string) (all []namedStatement) {
-	fset := token.NewFileSet()
-	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	require.NoError(t, err)
-	var files []*ast.File
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(fset, name, nil, 0)
-		require.NoError(t, err)
-		files = append(files, f)
-	}
-	// Constants need no imports, so missing ones do not matter.
-	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
-	_, _ = (&types.Config{Error: func(error) {}, Importer: noImports{}}).Check("onceq", fset, files, info)
-
-	declared := map[types.Object]namedStatement{}
-	whole := map[types.Object]bool{} // used in another way than as a part
-	for _, f := range files {
-		file := filepath.Base(fset.Position(f.Pos()).Filename)
-		var path []ast.Node
-		ast.Inspect(f, func(n ast.Node) bool {
-			if n == nil {
-				path = path[:len(path)-1]
-				return true
-			}
-			path = append(path, n)
-			e, ok := n.(ast.Expr)
-			if !ok || isPart(path) {
-				return true
-			}
-			if use, ok := e.(*ast.Ident); ok {
-				if o := info.Uses[use]; o != nil {
-					whole[o] = true
-				}
-				return true
-			}
-			text, constant := opening(info, e)
-			if !begins.MatchString(text) {
-				return true
-			}
-			name, o := nameOf(info, path)
-			switch {
-			case !constant:
-				found := false
-				for key, text := range built {
-					if key != name && !strings.HasPrefix(key, name+" ") {
-						continue
-					}
-					found = true
-					if _, first := known[key]; first {
-						all = append(all, namedStatement{file + ": " + key, text})
-						delete(known, key)
-					}
-				}
-				require.True(t, found, "%s: %s is no constant; name it in built", file, name)
-			case o != nil:
-				declared[o] = namedStatement{file + ": " + name, text}
-			default:
-				all = append(all, namedStatement{file + ": " + name, text})
-			}
-			return true
-		})
-	}
-	for o, s := range declared {
-		if whole[o] {
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// isPart says whether the last node of the path is an operand of a concatenation.
-func isPart(path []ast.Node) bool {
-	for i := len(path) - 2; i >= 0; i-- {
-		switch parent := path[i].(type) {
-		case *ast.ParenExpr:
-			continue
-		case *ast.BinaryExpr:
-			return parent.Op == token.ADD
-		}
-		return false
-	}
-	return false
-}
-
-// opening returns a string constant, or the beginning of an expression that is not constant.
-func opening(info *types.Info, e ast.Expr) (text string, whole bool) {
-	if v := info.Types[e].Value; v != nil {
-		if v.Kind() != constant.String {
-			return "", false
-		}
-		return constant.StringVal(v), true
-	}
-	if sum, ok := e.(*ast.BinaryExpr); ok && sum.Op == token.ADD {
-		text, _ = opening(info, sum.X)
-	}
-	return text, false
-}
-
-// nameOf names what is at the end of the path, and returns the constant that it declares, if it declares one.
-func nameOf(info *types.Info, path []ast.Node) (name string, o types.Object) {
-	for depth, n := range path {
-		switch n := n.(type) {
-		case *ast.FuncDecl:
-			name = n.Name.Name
-		case *ast.ValueSpec:
-			for i, v := range n.Values {
-				if v == path[depth+1] {
-					if c, ok := info.Defs[n.Names[i]].(*types.Const); ok {
-						o = c
-					}
-					name = strings.TrimPrefix(name+"."+n.Names[i].Name, ".")
-				}
-			}
-		}
-	}
-	return name, o
-}
-
-type noImports struct{}
-
-func (noImports) Import(path string) (*types.Package, error) {
-	p := types.NewPackage(path, path[strings.LastIndex(path, "/")+1:])
-	p.MarkComplete()
-	return p, nil
+	listing.Compare(t, ".", []string{"internal/table", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -971,29 +783,29 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 	migration, err := os.ReadFile("migrations/001_onceq.sql")
 	require.NoError(t, err)
 	taken := func(scope, key, id string) string {
-		return fmt.Sprintf("select %d, %s, %s, %d, %s, %s << %d, ", classJob, scope, key, fenceQueued, id, id, tokenBits)
+		return fmt.Sprintf("select %d, %s, %s, %d, %s, %s << %d, ", classJob, scope, key, fenceQueued, id, id, table.TokenBits)
 	}
 	for _, c := range []struct{ where, text, want string }{
 		{"insertKeyed", insertKeyed, taken("$6::text", "$7::text", "n.id")},
 		{"insertKeyedMany", insertKeyedMany, taken("(select scope from header)", "i.key", "i.id")},
 		{"take_fence", string(migration), taken("take_fence.scope", "take_fence.key", "n.id")},
-		{"take_fence", string(migration), fmt.Sprintf("token = taken << %d, state = %d,", tokenBits, fenceQueued)},
+		{"take_fence", string(migration), fmt.Sprintf("token = taken << %d, state = %d,", table.TokenBits, fenceQueued)},
 		{"take_fence", string(migration), fmt.Sprintf("where f.class = %d and f.scope = take_fence.scope", classJob)},
-		{"take_fence", string(migration), "and (" + fenceOver + " and f.lifetime >= 0"},
-		{"ids", string(migration), fmt.Sprintf("maxvalue %d;", int64(1)<<(63-tokenBits)-1)},
-		{"claimJobs", claimJobs, fmt.Sprintf("claims = least(j.claims + 1, %d)", claimsLimit)},
-		{"claimAny", claimAny, fmt.Sprintf("claims = least(j.claims + 1, %d)", claimsLimit)},
+		{"take_fence", string(migration), "and (" + table.FenceOver + " and f.lifetime >= 0"},
+		{"ids", string(migration), fmt.Sprintf("maxvalue %d;", int64(1)<<(63-table.TokenBits)-1)},
+		{"claimJobs", claimJobs, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
+		{"claimAny", claimAny, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
 		{"completeOne", completeOne, "where " + heldByOne},
 		{"completeOne", completeOne, fmt.Sprintf("set state = %d,", fenceCompleted)},
 		{"completeOne", completeOne, fenceOfGone},
 		{"completeOneUnkeyed", completeOneUnkeyed, "where " + heldByOne},
 		{"completeJobs", completeJobs, "where " + heldByEach},
-		{"completeJobs", completeJobs, fmt.Sprintf("set state = %d, token = %s,", fenceCompleted, tokenOfGone)},
+		{"completeJobs", completeJobs, fmt.Sprintf("set state = %d, token = %s,", fenceCompleted, table.TokenOfGone)},
 		{"completeJobs", completeJobs, fenceOfGone},
-		{"completeJobs", completeJobs, "array_agg(" + tokenOfRow + ")"},
-		{"jobState", jobState, fmt.Sprintf("statement_timestamp() then %d\n", StateRunning)},
-		{"jobState", jobState, fmt.Sprintf("is not null then %d\n", StateRetrying)},
-		{"jobState", jobState, fmt.Sprintf("statement_timestamp() then %d\n            else %d end", StateDelayed, StateWaiting)},
+		{"completeJobs", completeJobs, "array_agg(" + table.TokenOfRow + ")"},
+		{"jobState", table.JobState, fmt.Sprintf("statement_timestamp() then %d\n", StateRunning)},
+		{"jobState", table.JobState, fmt.Sprintf("is not null then %d\n", StateRetrying)},
+		{"jobState", table.JobState, fmt.Sprintf("statement_timestamp() then %d\n            else %d end", StateDelayed, StateWaiting)},
 	} {
 		require.Contains(t, c.text, c.want, c.where)
 	}
@@ -1001,7 +813,7 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 
 // Every number beside a shift or a class, in any statement, is one that state.go has.
 func TestStates_NoOtherNumbers(t *testing.T) {
-	for _, file := range []string{"internal/tests/testdata/statements.sql", "migrations/001_onceq.sql"} {
+	for _, file := range []string{"internal/tests/testdata/statements.sql", "internal/tests/testdata/onceqops.sql", "migrations/001_onceq.sql"} {
 		raw, err := os.ReadFile(file)
 		require.NoError(t, err)
 		shifts := regexp.MustCompile(`(?:<<|>>) (\d+)`).FindAllStringSubmatch(strings.NewReplacer("holder >> 32", "", "w.id >> 32", "").Replace(string(raw)), -1) // the worker's half of a holder
@@ -1009,7 +821,7 @@ func TestStates_NoOtherNumbers(t *testing.T) {
 		require.NotEmpty(t, shifts)
 		require.NotEmpty(t, classes)
 		for _, m := range shifts {
-			require.Equal(t, strconv.Itoa(tokenBits), m[1], "%s: %s", file, m[0])
+			require.Equal(t, strconv.Itoa(table.TokenBits), m[1], "%s: %s", file, m[0])
 		}
 		for _, m := range classes {
 			n, err := strconv.Atoi(m[1])
@@ -1017,13 +829,13 @@ func TestStates_NoOtherNumbers(t *testing.T) {
 			require.Contains(t, []Class{classJob, ClassRequest, classEffect, classEvent}, Class(n), "%s: %s", file, m[0])
 		}
 	}
-	for n, s := range []string{sqlQueued, sqlClaimed, sqlUncertain, sqlCompleted, sqlDead, sqlCancelled, sqlHeld} {
+	for n, s := range []string{table.Queued, table.Claimed, table.Uncertain, table.Completed, table.Dead, table.Cancelled, table.Held} {
 		require.Equal(t, strconv.Itoa(n), s)
 	}
 	for n, s := range []string{sqlOpen, sqlCame, sqlTimedOut} {
 		require.Equal(t, strconv.Itoa(n), s)
 	}
-	require.Equal(t, strconv.Itoa(tokenBits), sqlTokenBits)
+	require.Equal(t, strconv.Itoa(table.TokenBits), table.TokenBitsSQL)
 }
 
 // These measure what a job costs in this process, without the database. Compare with benchstat. lab/bench measures the
@@ -1129,7 +941,7 @@ func benchLeases(q *Queue, n int) []*Lease {
 	leases := make([]*Lease, n)
 	for i := range leases {
 		id := int64(i + 1)
-		leases[i] = &Lease{ID: id, Token: id<<tokenBits | 1, Kind: "bench", Queue: DefaultQueue, Payload: payload, Attempt: 1, MaxAttempts: 25,
+		leases[i] = &Lease{ID: id, Token: id<<table.TokenBits | 1, Kind: "bench", Queue: DefaultQueue, Payload: payload, Attempt: 1, MaxAttempts: 25,
 			hold: hold{q: q, claims: 1, holder: 7}}
 	}
 	return leases
@@ -1181,40 +993,6 @@ func BenchmarkFinish(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
-}
-
-func TestFindingNames_HasEachThatHealthGives(t *testing.T) {
-	t.Parallel()
-	require.True(t, slices.IsSorted(FindingNames()))
-	files, err := filepath.Glob("*.go")
-	require.NoError(t, err)
-	given := make(map[string]bool)
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		if strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		for _, m := range regexp.MustCompile(`(?:\bWhat(?:: | = )|x\.add\()"(\w+)"`).FindAllStringSubmatch(string(text), -1) {
-			given[m[1]] = true
-		}
-	}
-	for name := range given {
-		require.Contains(t, FindingNames(), name)
-	}
-	require.Greater(t, len(given), 12)
-}
-
-func TestSlip(t *testing.T) {
-	t.Parallel()
-	for pair, is := range map[string]bool{
-		"imagse images": true, "image images": true, "imagess images": true, "imeges images": true, "iamges images": true,
-		"exports imports": false, "igames images": false, "mail email": true, "mail sms": false,
-	} {
-		a, b, _ := strings.Cut(pair, " ")
-		require.Equal(t, is, slip(a, b), pair)
-		require.Equal(t, is, slip(b, a), pair)
-	}
 }
 
 // A pause empties the quarantine while a claim of some of its jobs is under way.
@@ -1319,21 +1097,6 @@ func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	require.True(t, f.active)
 	f.quarantine.past(1)
 	require.Equal(t, 1, f.quarantine.once)
-}
-
-func TestLineWords(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, "job 120, which waits for others,", lineWords("\x1f0000000000000000120"))
-	require.Equal(t, `lane "k/a"`, lineWords("k/a"))
-	require.Equal(t, `limit "provider"`, lineWords("/provider"))
-}
-
-func TestWorkerInfo_String(t *testing.T) {
-	t.Parallel()
-	w := WorkerInfo{Host: "vm", Process: 9441, Queues: map[string]int{"mail": 10, "default": 4}}
-	require.Equal(t, "process 9441 on vm works default (4), mail (10)", w.String())
-	w.Stale, w.Seen = true, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	require.Equal(t, "process 9441 on vm works default (4), mail (10); not seen since 2026-01-02 03:04:05 UTC", w.String())
 }
 
 // A completion that wants a place for the next job of its lane does not make its queue one that waits for connections: nobody

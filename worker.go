@@ -35,7 +35,7 @@ type WorkerConfig struct {
 	// The handler's context ends with Kind.Timeout, when the job is cancelled, or when the lease is lost. A handler that
 	// has not returned a whole lease after that is given up: the connection of its transaction is closed, its lease is no
 	// longer extended and runs out within another lease, and its job counts a lost lease (Kind.MaxLost) and goes to a free
-	// worker. The log says so, and Queue.Health does as long as the handler runs, because it occupies its slot.
+	// worker. The log says so, and Ops.Health does as long as the handler runs, because it occupies its slot.
 	//
 	// If a process freezes inside a transactional handler while its transaction idles, the server closes its connection after
 	// a lease, two seconds at least. While the server has rows to send that the process does not read, only its

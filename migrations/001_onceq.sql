@@ -1731,7 +1731,7 @@ begin
 end
 $discard$;
 
--- Brings jobs in one of these states back from the history; Queue.Redrive says what that means. A job's key must still be the job's, or have no fence any
+-- Brings jobs in one of these states back from the history; Ops.Redrive says what that means. A job's key must still be the job's, or have no fence any
 -- more. If it has no fence, it gets a lifetime, and from then on any payload counts as equal, because only the fence knew. If a later job has taken the
 -- key, the job stays where it is, even if the later job is finished and the key free: running the older job would repeat the work, under smaller tokens. The claim
 -- that the fence of a cancelled job may count for nobody (take_fence) ends here.
@@ -2859,7 +2859,7 @@ begin
 end
 $$;
 
--- Takes a job's key that is no longer in force (as fenceFree in fence.go; a test compares them) for a new job, and
+-- Takes a job's key that is no longer in force (as FenceFree in internal/table; a test compares them) for a new job, and
 -- returns the job's id; null if the key is in force. Plans that read the whole table are off, because a plan may be
 -- made while the table is empty.
 create function {{.schema}}.take_fence(ids regclass, scope text, key text, lifetime bigint, fingerprint bytea) returns bigint
@@ -2923,7 +2923,7 @@ select h.id, h.queue, h.kind, case h.state when 5 then 'completed' when 6 then '
        h.payload, h.payload_bytes, h.metadata, h.result, h.errors, h.run_at, h.metadata ->> 'onceq-timeout'::text
   from {{.schema}}.job_history h;
 
--- Counts for each queue, and since when the job that is due for longest has been due. It reads every job. Queue.Stats and the
+-- Counts for each queue, and since when the job that is due for longest has been due. It reads every job. Ops.Stats and the
 -- command stop counting at 10,000.
 create view {{.schema}}.v_queues as
 select v.queue,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -83,7 +84,7 @@ func TestQueue_IsTheOwners(t *testing.T) {
 
 	tool := scheduler(t, db, onceqcron.Config{Owner: "shop"})
 	require.NoError(t, tool.Pause(ctx, nil, table.Name))
-	_, _, err := db.Queue.CancelMany(ctx, db.Pool, onceq.Filter{Queue: "ticks"}) // or the job has seen the pause, and ended
+	_, _, err := onceqops.New(db.Queue).CancelMany(ctx, db.Pool, onceqops.Filter{Queue: "ticks"}) // or the job has seen the pause, and ended
 	require.NoError(t, err)
 	require.NoError(t, tool.Resume(ctx, nil, table.Name))
 	require.Equal(t, []string{"ticks"}, queues())

@@ -18,6 +18,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -1611,7 +1612,7 @@ func TestRegister_ACancelledJobOfTheTable(t *testing.T) {
 	require.NoError(t, scheduler(t, db, onceqcron.Config{Owner: "other"}).Put(t.Context(), nil, onceqcron.Schedule{Name: "others", Spec: "@daily", Job: report.Job("x")}))
 	require.NoError(t, s.Pause(t.Context(), nil, "paused"))
 	require.NoError(t, s.Remove(t.Context(), nil, "removed"))
-	_, _, err := db.Queue.CancelMany(t.Context(), db.Pool, onceq.Filter{All: true})
+	_, _, err := onceqops.New(db.Queue).CancelMany(t.Context(), db.Pool, onceqops.Filter{All: true})
 	require.NoError(t, err)
 	require.Zero(t, live(t, db))
 	for range 2 {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // Health says which schedules need somebody: those that are late ("late"), with the reason if that is a row that cannot be read, that
@@ -58,7 +59,7 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &due, &since, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note, &code, &taken, &firstTaken, &lastTaken}, func() error {
 		from, to := first, last
 		add := func(what, detail, advice string) {
-			f := Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice, Since: from}}
+			f := Finding{Name: name, From: from, To: to, Finding: onceqops.Finding{What: what, Detail: detail, Advice: advice, Since: from}}
 			if what == "paused" || what == "late" {
 				f.Since = since
 			}
@@ -126,7 +127,7 @@ func (s *Scheduler) explainLate(ctx context.Context, db onceq.DB, f *Finding, l 
 	case err != nil:
 		return fmt.Errorf("onceqcron: looking at schedule %q: %w", l.name, err)
 	}
-	e, err := s.q.Explain(ctx, db, ticking.ID)
+	e, err := onceqops.New(s.q).Explain(ctx, db, ticking.ID)
 	if err != nil {
 		return fmt.Errorf("onceqcron: looking at schedule %q: %w", l.name, err)
 	}
@@ -137,8 +138,8 @@ func (s *Scheduler) explainLate(ctx context.Context, db onceq.DB, f *Finding, l 
 		return nil
 	}
 	switch c := e.Cause(); {
-	case c == onceq.CauseNoWorker || c == onceq.CauseNoHandler || c == onceq.CauseUnknown:
-	case c != onceq.CauseReady || e.Reasons[0].Running > 0:
+	case c == onceqops.CauseNoWorker || c == onceqops.CauseNoHandler || c == onceqops.CauseUnknown:
+	case c != onceqops.CauseReady || e.Reasons[0].Running > 0:
 		f.Error = e.Reasons[0].Text // which may have an error in it
 		f.Detail = strings.Replace(f.Detail, "no worker fires it", fmt.Sprintf("job %d, which ticks for it, has not done so: %s", ticking.ID, f.Error), 1)
 		f.Advice = e.Reasons[0].Advice
@@ -148,7 +149,7 @@ func (s *Scheduler) explainLate(ctx context.Context, db onceq.DB, f *Finding, l 
 
 // Finding is what Health says of a schedule.
 type Finding struct {
-	onceq.Finding
+	onceqops.Finding
 	Name     string    // of the schedule
 	From, To time.Time // of "missed": the first of its ticks and the last
 }

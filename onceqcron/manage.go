@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process, after
@@ -251,7 +252,7 @@ func (s *Scheduler) ensure(ctx context.Context, tx pgx.Tx, name string, r *row, 
 		return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
 	}
 	if made.Duplicate && moved {
-		if _, err := s.q.Retry(ctx, tx, made.ID); err != nil && !errors.Is(err, onceq.ErrNotFound) {
+		if _, err := onceqops.New(s.q).Retry(ctx, tx, made.ID); err != nil && !errors.Is(err, onceq.ErrNotFound) {
 			return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
 		}
 	}
@@ -291,7 +292,7 @@ func (s *Scheduler) stop(ctx context.Context, tx pgx.Tx, name string, code bool)
 	}
 	if err == nil {
 		states := []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}
-		_, _, err = s.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{ticking.ID}, States: states})
+		_, _, err = onceqops.New(s.q).CancelMany(ctx, tx, onceqops.Filter{IDs: []int64{ticking.ID}, States: states})
 	}
 	if err != nil {
 		return fmt.Errorf("onceqcron: stopping schedule %q: %w", name, err)

@@ -71,7 +71,7 @@
 //	onceq.limit.jobs             gauge      jobs of a limit by onceq.limit and onceq.state (live, waiting, delayed); counted up to 1,000
 //	onceq.limit.capacity         gauge      how many of them may be live at once; none for a rate alone
 //	onceq.limit.oldest.age       gauge      seconds for which the oldest due job has waited for a limit
-//	onceq.health.findings        gauge      what Queue.Health finds, by onceq.finding (Finding.What) and onceq.severe
+//	onceq.health.findings        gauge      what Ops.Health finds, by onceq.finding (Finding.What) and onceq.severe
 //
 // A job waits from when it is due, whatever holds it. onceq.reason says what it waits for: a worker, its lane, its limit, or
 // other jobs ("jobs"). A job that was claimed has the reason for which it waited more than half of the time; if it waited in
@@ -83,7 +83,7 @@
 // reported, except the waiting jobs of a queue, its workers and their slots, the capacity of a limit, and the stale workers:
 // if onceq.workers.stale is not there, no process watches.
 //
-// A collection reads what Stats, Workers, Pauses and Limits of onceq.Queue read, at most once in five seconds, and what Health
+// A collection reads what Stats, Workers, Pauses and Limits of onceqops.Ops read, at most once in five seconds, and what Health
 // reads, at most once a minute. Each reads a bounded number of rows whatever the depth: of a queue some 1,000 for each priority,
 // and 1,001 that are blocked.
 //

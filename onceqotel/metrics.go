@@ -245,9 +245,9 @@ func reasonOf(e onceq.Event) string {
 		return forWorker
 	}
 	switch e.HeldBy {
-	case onceq.CauseLane:
+	case "lane":
 		return forLane
-	case onceq.CauseLimit:
+	case "limit":
 		return forLimit
 	}
 	return forJobs

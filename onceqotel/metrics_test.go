@@ -28,6 +28,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqotel"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -317,7 +318,7 @@ func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 // The documentation names all work in the background that may fail.
 func TestMetrics_BackgroundWorkIsDocumented(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("../health.go")
+	source, err := os.ReadFile("../troubles.go")
 	require.NoError(t, err)
 	doc, err := os.ReadFile("doc.go")
 	require.NoError(t, err)
@@ -449,7 +450,7 @@ func TestWatch_BlockedJobs(t *testing.T) {
 	}
 	_, err := b.tel.Watch(b.q)
 	require.NoError(t, err)
-	stats, err := b.q.Stats(t.Context(), "mail")
+	stats, err := onceqops.New(b.q).Stats(t.Context(), "mail")
 	require.NoError(t, err)
 	sums, _ := b.sums()
 	require.Positive(t, stats[0].Blocked)
@@ -567,7 +568,7 @@ func scrape(t *testing.T) string {
 	for range 2 {
 		b.enqueue(ctx, onceq.Job{Kind: "limited", Limit: "provider"})
 	}
-	_, err = b.q.EnqueueMany(ctx, b.Pool, slices.Repeat([]onceq.Job{{Kind: "nobody", Queue: "lonely"}}, onceq.StatsCap+1)) // a severe finding
+	_, err = b.q.EnqueueMany(ctx, b.Pool, slices.Repeat([]onceq.Job{{Kind: "nobody", Queue: "lonely"}}, onceqops.StatsCap+1)) // a severe finding
 	require.NoError(t, err)
 	b.enqueue(ctx, onceq.Job{Kind: "tick", Queue: "onceqcron"})
 	require.NoError(t, b.q.PauseKind(ctx, b.Pool, "welcome", ""))
@@ -588,7 +589,7 @@ func scrape(t *testing.T) string {
 		require.NoError(t, <-ended)
 	}()
 	for workers := 0; workers == 0; time.Sleep(time.Millisecond) {
-		all, err := b.q.Workers(ctx, nil)
+		all, err := onceqops.New(b.q).Workers(ctx, nil)
 		require.NoError(t, err)
 		workers = len(all)
 	}
@@ -704,7 +705,7 @@ func TestPrometheus_ScrapeDashboardAndAlerts(t *testing.T) {
 		}
 		if p.Title == "Depth" {
 			require.Contains(t, p.Description, "1,000.", "onceq.StatsCap")
-			require.Equal(t, 1_000, onceq.StatsCap)
+			require.Equal(t, 1_000, onceqops.StatsCap)
 		}
 	}
 	for name := range exported {

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 const (
@@ -35,8 +36,8 @@ type gauges struct {
 }
 
 // Watch reports, whenever metrics are collected and until the registration is undone: depth and oldest age of the named queues,
-// or of all queues, their live workers, what is paused, the first 50 limits by name, and what onceq.Queue.Health finds. A
-// collection costs one Stats, one Workers, one Pauses and one Limits of onceq.Queue, and once a minute one Health: each
+// or of all queues, their live workers, what is paused, the first 50 limits by name, and what onceqops.Ops.Health finds. A
+// collection costs one Stats, one Workers, one Pauses and one Limits of onceqops.Ops, and once a minute one Health: each
 // reads a bounded number of rows, so it takes some milliseconds a queue at any depth. Collections within five seconds share
 // one. What cannot be read is not reported, and the reader gets the error.
 //
@@ -50,7 +51,7 @@ func (t *Telemetry) Watch(q *onceq.Queue, queues ...string) (metric.Registration
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{q: q, queues: queues}
+	w := &watch{ops: onceqops.New(q), queues: queues}
 	return t.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -80,7 +81,7 @@ func (g *gauges) init(meter metric.Meter) (all []metric.Observable, err error) {
 	number(&g.limited, "onceq.limit.jobs", "{job}", "Jobs of a limit by state; counted up to 1,000.")
 	number(&g.room, "onceq.limit.capacity", "{job}", "How many jobs of a limit may be live at once.")
 	seconds(&g.limitOldest, "onceq.limit.oldest.age", "For how long the oldest due job has waited for a limit.")
-	number(&g.findings, "onceq.health.findings", "{finding}", "What onceq.Queue.Health finds now.")
+	number(&g.findings, "onceq.health.findings", "{finding}", "What onceqops.Ops.Health finds now.")
 	return all, errors.Join(errs...)
 }
 
@@ -148,15 +149,15 @@ func (g *gauges) observe(o metric.Observer, w *watch) {
 
 // watch keeps the latest figures for several readers.
 type watch struct {
-	q      *onceq.Queue
+	ops    *onceqops.Ops
 	queues []string
 
 	mu       sync.Mutex // guards all that follows
 	at       time.Time  // when it was read; zero for never, and after an error
-	stats    []onceq.QueueStats
-	workers  []onceq.WorkerInfo
+	stats    []onceqops.QueueStats
+	workers  []onceqops.WorkerInfo
 	pauses   []onceq.Pause
-	limits   []onceq.LimitInfo
+	limits   []onceqops.LimitInfo
 	healthAt time.Time
 	findings map[finding]int64
 }
@@ -183,19 +184,19 @@ func (w *watch) read(ctx context.Context) error {
 }
 
 func (w *watch) readFigures(ctx context.Context) (err error) {
-	if w.stats, err = w.q.Stats(ctx, w.queues...); err != nil {
+	if w.stats, err = w.ops.Stats(ctx, w.queues...); err != nil {
 		return err
 	}
-	if w.workers, err = w.q.Workers(ctx, nil); err != nil {
+	if w.workers, err = w.ops.Workers(ctx, nil); err != nil {
 		return err
 	}
-	if w.pauses, err = w.q.Pauses(ctx, nil); err != nil {
+	if w.pauses, err = w.ops.Pauses(ctx, nil); err != nil {
 		return err
 	}
 	w.pauses = slices.DeleteFunc(w.pauses, func(p onceq.Pause) bool {
 		return p.Queue != "" && len(w.queues) > 0 && !slices.Contains(w.queues, p.Queue)
 	})
-	w.limits, err = w.q.Limits(ctx, nil, onceq.LimitFilter{Limit: limitsWatched})
+	w.limits, err = w.ops.Limits(ctx, nil, onceqops.LimitFilter{Limit: limitsWatched})
 	return err
 }
 
@@ -204,7 +205,7 @@ func (w *watch) readHealth(ctx context.Context) error {
 	if !w.healthAt.IsZero() && time.Since(w.healthAt) < healthAge {
 		return nil
 	}
-	found, err := w.q.Health(ctx, w.stats...)
+	found, err := w.ops.Health(ctx, w.stats...)
 	w.healthAt, w.findings = time.Now(), make(map[finding]int64)
 	if err != nil {
 		w.healthAt = time.Time{}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // bulk is an action on all jobs of a search.
@@ -28,7 +29,7 @@ type bulk struct {
 	allowed    []onceq.State
 	usual      []onceq.State // without a choice
 	to         bool          // it needs the name of a queue
-	run        func(h *Handler, ctx context.Context, f onceq.Filter, to string) (outcome string, err error)
+	run        func(h *Handler, ctx context.Context, f onceqops.Filter, to string) (outcome string, err error)
 }
 
 // then is the state in which jobs are after the action, where it can be searched for.
@@ -36,8 +37,8 @@ var then = map[string]onceq.State{"redrive-many": onceq.StateWaiting, "retry-man
 
 var bulks = []bulk{
 	{"redrive-many", "Redrive", []onceq.State{onceq.StateDead, onceq.StateCancelled}, []onceq.State{onceq.StateDead}, false,
-		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
-			n, taken, err := h.q.RedriveMany(ctx, h.db, f)
+		func(h *Handler, ctx context.Context, f onceqops.Filter, _ string) (string, error) {
+			n, taken, err := h.ops.RedriveMany(ctx, h.db, f)
 			text := fmt.Sprintf("%d run again", n)
 			if taken > 0 {
 				text += fmt.Sprintf("; %d stay, because a later job has their key", taken)
@@ -45,13 +46,13 @@ var bulks = []bulk{
 			return text, err
 		}},
 	{"retry-many", "Run now", []onceq.State{onceq.StateRetrying, onceq.StateDelayed}, []onceq.State{onceq.StateRetrying}, false,
-		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
-			n, err := h.q.RetryMany(ctx, h.db, f)
+		func(h *Handler, ctx context.Context, f onceqops.Filter, _ string) (string, error) {
+			n, err := h.ops.RetryMany(ctx, h.db, f)
 			return fmt.Sprintf("%d run now", n), err
 		}},
 	{"cancel-many", "Cancel", []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}, nil, false,
-		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
-			n, asked, err := h.q.CancelMany(ctx, h.db, f)
+		func(h *Handler, ctx context.Context, f onceqops.Filter, _ string) (string, error) {
+			n, asked, err := h.ops.CancelMany(ctx, h.db, f)
 			text := fmt.Sprintf("%d cancelled", n)
 			if asked > 0 {
 				text += fmt.Sprintf("; %d run and were asked to end", asked)
@@ -59,13 +60,13 @@ var bulks = []bulk{
 			return text, err
 		}},
 	{"discard-many", "Discard", []onceq.State{onceq.StateDead, onceq.StateCancelled, onceq.StateCompleted, onceq.StateHeld}, []onceq.State{onceq.StateDead}, false,
-		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
-			n, err := h.q.DiscardMany(ctx, h.db, f)
+		func(h *Handler, ctx context.Context, f onceqops.Filter, _ string) (string, error) {
+			n, err := h.ops.DiscardMany(ctx, h.db, f)
 			return fmt.Sprintf("%d discarded", n), err
 		}},
 	{"move-many", "Move", []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}, nil, true,
-		func(h *Handler, ctx context.Context, f onceq.Filter, to string) (string, error) {
-			n, err := h.q.MoveMany(ctx, h.db, f, to)
+		func(h *Handler, ctx context.Context, f onceqops.Filter, to string) (string, error) {
+			n, err := h.ops.MoveMany(ctx, h.db, f, to)
 			return fmt.Sprintf("%d moved to queue %q", n, to), err
 		}},
 }
@@ -88,7 +89,7 @@ func (b *bulk) restrict(chosen []onceq.State) (possible []onceq.State) {
 }
 
 // narrow reports whether the filter names what the action needs: jobs that are not finished are not taken all at once.
-func (b *bulk) narrow(f onceq.Filter) bool {
+func (b *bulk) narrow(f onceqops.Filter) bool {
 	return b.usual != nil || f.Queue != "" || f.Kind != "" || f.Scope != "" || f.IDs != nil || f.Group != 0
 }
 
@@ -104,8 +105,8 @@ var decisions = map[string]struct {
 
 // asked is an action as a form asks for it.
 type asked struct {
-	onceq.Action
-	filter   onceq.Filter
+	onceqops.Action
+	filter   onceqops.Filter
 	effect   string
 	decision string
 	to       string // the queue to which jobs move
@@ -296,11 +297,11 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 
 // count counts the jobs of a search, up to countLimit, and for countTime: then it has found so many at least. Jobs from before on come
 // too late to be among those that were counted; before is 0 if there is none.
-func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (before int64, err error) {
+func (h *Handler) count(ctx context.Context, f onceqops.Filter, d *confirmation) (before int64, err error) {
 	began := time.Now()
 	f.WithoutPayloads = true
 	for f.After, f.Limit = 0, sampled; d.Count == 0; {
-		page, next, err := h.q.Page(ctx, h.db, f)
+		page, next, err := h.ops.Page(ctx, h.db, f)
 		if err != nil {
 			return 0, err
 		}
@@ -329,7 +330,7 @@ func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (b
 		if _, err := tx.Exec(ctx, `select pg_catalog.set_config('statement_timeout', $1::text, true)`, strconv.FormatInt(max(left.Milliseconds(), 1), 10)); err != nil {
 			return err
 		}
-		n, err := h.q.Count(ctx, tx, f)
+		n, err := h.ops.Count(ctx, tx, f)
 		if err == nil {
 			d.Count, d.More = n, n >= h.countLimit
 		}
@@ -387,8 +388,8 @@ func (h *Handler) confirmLimit(ctx context.Context, values url.Values, d *confir
 	if err != nil {
 		return err
 	}
-	var now onceq.LimitInfo
-	if err := h.reading(ctx, func() (err error) { now, err = h.q.Limit(ctx, h.db, name); return err }); err != nil {
+	var now onceqops.LimitInfo
+	if err := h.reading(ctx, func() (err error) { now, err = h.ops.Limit(ctx, h.db, name); return err }); err != nil {
 		return err
 	}
 	d.Back, d.Count = "./lanes?"+url.Values{"limit": {name}}.Encode()+"#limits", 1
@@ -459,7 +460,7 @@ func readForm(w http.ResponseWriter, r *http.Request) (url.Values, error) {
 // refuse records that an action was refused before anything of its form was read but what it is and of which job, schedule or queue.
 // What is no action of this page is only logged.
 func (h *Handler) refuse(ctx context.Context, viewer Viewer, values url.Values, why string) {
-	a := onceq.Action{Who: viewer.Name, What: values.Get("do"), Outcome: "refused: " + why}
+	a := onceqops.Action{Who: viewer.Name, What: values.Get("do"), Outcome: "refused: " + why}
 	a.JobID, _ = number(values, "id")
 	a.About, _ = field(values, "name")
 	h.log.LogAttrs(ctx, slog.LevelWarn, "onceqweb: refused to act", slog.String("who", a.Who), slog.String("what", line(a.What)),
@@ -470,10 +471,10 @@ func (h *Handler) refuse(ctx context.Context, viewer Viewer, values url.Values, 
 }
 
 // record adds a line to the audit trail, also after its request has ended or its time is up. It logs what keeps it from that.
-func (h *Handler) record(ctx context.Context, a *onceq.Action) (err error) {
+func (h *Handler) record(ctx context.Context, a *onceqops.Action) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.limits.act)
 	defer cancel()
-	if a.ID, err = h.q.RecordAction(ctx, h.db, *a); err != nil {
+	if a.ID, err = h.ops.RecordAction(ctx, h.db, *a); err != nil {
 		h.log.LogAttrs(ctx, slog.LevelError, "onceqweb: the audit trail lacks a line", slog.Any("action", *a), slog.Any("error", err))
 	}
 	return err
@@ -525,7 +526,7 @@ func refused(err error) bool {
 	if drivers(err) {
 		return false
 	}
-	for _, e := range []error{onceq.ErrHeld, onceq.ErrDuplicate, onceq.ErrUnfinished, onceq.ErrKeyUnsettled} {
+	for _, e := range []error{onceq.ErrHeld, onceq.ErrDuplicate, onceqops.ErrUnfinished, onceq.ErrKeyUnsettled} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -705,7 +706,7 @@ select pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_co
 		if to, err = h.one(ctx, tx, a); err != nil {
 			return err
 		}
-		a.ID, err = h.q.RecordAction(ctx, tx, a.Action)
+		a.ID, err = h.ops.RecordAction(ctx, tx, a.Action)
 		return err
 	})
 	if err != nil {
@@ -751,11 +752,11 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		}
 		return to, err
 	case "retry":
-		return to, state(h.q.Retry(ctx, tx, a.JobID))
+		return to, state(h.ops.Retry(ctx, tx, a.JobID))
 	case "redrive":
-		return to, state(h.q.Redrive(ctx, tx, a.JobID))
+		return to, state(h.ops.Redrive(ctx, tx, a.JobID))
 	case "move":
-		moved, err := h.q.Move(ctx, tx, a.JobID, a.to)
+		moved, err := h.ops.Move(ctx, tx, a.JobID, a.to)
 		a.About = fmt.Sprintf("to queue %q", a.to)
 		if a.Outcome = "the job is in that queue"; err == nil && !moved {
 			err = &statusError{http.StatusConflict, "Nothing was changed: the job is in that queue already, it is finished, or a worker has it, or had it until its lease ran out."}
@@ -763,7 +764,7 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		return to, err
 	case "discard":
 		a.Outcome = "the job is gone"
-		return to, h.q.Discard(ctx, tx, a.JobID)
+		return to, h.ops.Discard(ctx, tx, a.JobID)
 	case "resolve":
 		decision := decisions[a.decision]
 		a.About = fmt.Sprintf("effect %q: %s", a.effect, decision.words)
@@ -771,15 +772,15 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		if err != nil && !errors.Is(err, onceq.ErrNotFound) {
 			return "", err
 		}
-		if err := h.q.Resolve(ctx, tx, a.JobID, a.effect, decision.resolve(a.result)); err != nil {
+		if err := h.ops.Resolve(ctx, tx, a.JobID, a.effect, decision.resolve(a.result)); err != nil {
 			return "", err
 		}
 		if a.decision == "ask" { // the policy decides in the job's next run, so that run comes now
 			switch before.State {
 			case onceq.StateDead, onceq.StateCancelled:
-				return to, state(h.q.Redrive(ctx, tx, a.JobID))
+				return to, state(h.ops.Redrive(ctx, tx, a.JobID))
 			case onceq.StateDelayed, onceq.StateRetrying:
-				return to, state(h.q.Retry(ctx, tx, a.JobID))
+				return to, state(h.ops.Retry(ctx, tx, a.JobID))
 			}
 		}
 		after, err := h.q.Get(ctx, tx, a.JobID)
@@ -875,7 +876,7 @@ func (h *Handler) lane(ctx context.Context, tx pgx.Tx, a *asked) error {
 func (h *Handler) limit(ctx context.Context, tx pgx.Tx, a *asked) error {
 	name := a.About
 	a.About = fmt.Sprintf("limit %q", name)
-	was, err := h.q.Limit(ctx, tx, name)
+	was, err := h.ops.Limit(ctx, tx, name)
 	if err != nil {
 		return err
 	}
@@ -887,7 +888,7 @@ func (h *Handler) limit(ctx context.Context, tx pgx.Tx, a *asked) error {
 	if err != nil {
 		return err
 	}
-	now, err := h.q.Limit(ctx, tx, name)
+	now, err := h.ops.Limit(ctx, tx, name)
 	a.Outcome = plain(fmt.Sprintf("it is %s; it was %s", now.Limit, was.Limit))
 	return err
 }
@@ -943,7 +944,7 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 	if a.What == "cancel-group" {
 		to = "./group?id=" + strconv.FormatInt(a.JobID, 10) + "&"
 		run = func() (string, error) {
-			n, asked, err := h.q.CancelGroup(ctx, h.db, a.JobID)
+			n, asked, err := h.ops.CancelGroup(ctx, h.db, a.JobID)
 			return fmt.Sprintf("%d jobs cancelled; %d run and were asked to end", n, asked), err
 		}
 	} else if a.What == "resolve-many" {
@@ -952,7 +953,7 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 		a.About = fmt.Sprintf("effect %q of %s: %s", a.effect, inWords(a.filter), decision.words)
 		to = "./effects?"
 		run = func() (string, error) {
-			n, again, err := h.q.ResolveMany(ctx, h.db, a.filter, a.effect, decision.resolve(a.result))
+			n, again, err := h.ops.ResolveMany(ctx, h.db, a.filter, a.effect, decision.resolve(a.result))
 			return fmt.Sprintf("%d effects settled, %d jobs run again", n, again), err
 		}
 	} else {

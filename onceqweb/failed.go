@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // What jobs failed with: those that are dead and those that will be tried again, by error, kind or queue.
@@ -50,14 +51,14 @@ var failedStates = []onceq.State{onceq.StateRetrying, onceq.StateDead}
 var digits = regexp.MustCompile(`[0-9a-fA-F-]*[0-9][0-9a-fA-F-]*`)
 
 // readFailed reads the newest jobs of a filter that failed.
-func (h *Handler) readFailed(ctx context.Context, f onceq.Filter) (failedJobs, error) {
+func (h *Handler) readFailed(ctx context.Context, f onceqops.Filter) (failedJobs, error) {
 	f.Limit, f.After, f.WithoutPayloads = 1000, 0, true
 	if f.States = slices.DeleteFunc(slices.Clone(f.States), func(s onceq.State) bool { return !slices.Contains(failedStates, s) }); len(f.States) == 0 {
 		f.States = failedStates
 	}
 	return h.failed.get(ctx, h, keyOf(f), countsEvery/2, func(ctx context.Context) (all failedJobs, err error) {
 		for began := time.Now(); len(all.jobs) < maxFailed && time.Since(began) < failedTime; {
-			page, next, err := h.q.Page(ctx, h.db, f)
+			page, next, err := h.ops.Page(ctx, h.db, f)
 			if err != nil {
 				return all, err
 			}
@@ -79,7 +80,7 @@ func (h *Handler) readFailed(ctx context.Context, f onceq.Filter) (failedJobs, e
 }
 
 // withError chooses the jobs of a filter that failed with an error, as errorsOf shows it, at most a thousand.
-func (h *Handler) withError(ctx context.Context, f onceq.Filter, same string) ([]int64, error) {
+func (h *Handler) withError(ctx context.Context, f onceqops.Filter, same string) ([]int64, error) {
 	found, err := h.readFailed(ctx, f)
 	var ids []int64
 	for _, j := range found.jobs {
@@ -126,7 +127,7 @@ func errorsOf(h *Handler, ctx context.Context, r *request) (*view, error) {
 	d := struct {
 		By     string
 		Bys    []spanLink
-		Filter onceq.Filter
+		Filter onceqops.Filter
 		Groups []failedGroup
 		Count  int
 		More   bool
@@ -150,7 +151,7 @@ func errorsOf(h *Handler, ctx context.Context, r *request) (*view, error) {
 	return &view{Template: "errors", Title: "Errors", Data: d}, nil
 }
 
-func (h *Handler) failedGroup(viewer Viewer, f onceq.Filter, by, of string, jobs []failedJob) (g failedGroup) {
+func (h *Handler) failedGroup(viewer Viewer, f onceqops.Filter, by, of string, jobs []failedJob) (g failedGroup) {
 	errors, kinds, queues := make(map[string]int), make(map[string]int), make(map[string]int)
 	g.Count, g.Latest, g.Name = len(jobs), jobs[0].id, jobs[0].error
 	for _, j := range jobs {

@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 var functions = template.FuncMap{
@@ -36,7 +37,7 @@ var functions = template.FuncMap{
 	"rate":     perMinute,
 	"took":     took,
 	"plain":    plain,
-	"p95":      func(c onceq.Count) string { return took(c.Percentile(95)) },
+	"p95":      func(c onceqops.Count) string { return took(c.Percentile(95)) },
 }
 
 // dict makes the argument of a template from names and values.
@@ -49,7 +50,7 @@ func dict(pairs ...any) map[string]any {
 }
 
 // count writes a number that Stats may have stopped counting.
-func count(n int) string { return atLeast(n, n >= onceq.StatsCap) }
+func count(n int) string { return atLeast(n, n >= onceqops.StatsCap) }
 
 // atLeast writes a number, with a plus sign if there may be more.
 func atLeast(n int, more bool) string {
@@ -123,7 +124,7 @@ type advice struct {
 }
 
 // advise says what to do on the page. What Health itself advises is for people who write code.
-func advise(f onceq.Finding) advice {
+func advise(f onceqops.Finding) advice {
 	jobs := func(more ...string) string {
 		v := url.Values{"queue": {f.Queue}}
 		for i := 0; i < len(more); i += 2 {

@@ -27,6 +27,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // Viewer is who looks at the page, and what they may do besides reading.
@@ -125,6 +126,7 @@ func (c *Config) protect() {
 // Handler is the page. It is safe for concurrent use.
 type Handler struct {
 	q     *onceq.Queue
+	ops   *onceqops.Ops
 	db    *pgxpool.Pool
 	cron  *onceqcron.Scheduler
 	cfg   Config
@@ -136,7 +138,7 @@ type Handler struct {
 	offset atomic.Int64  // of the database's clock to this process's
 
 	state     cache[struct{}, state]
-	findings  cache[struct{}, []onceq.Finding]
+	findings  cache[struct{}, []onceqops.Finding]
 	lists     cache[filterKey, jobList]
 	jobs      cache[jobKey, jobView]
 	doubts    cache[filterKey, doubtsView]
@@ -217,7 +219,7 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 		return nil, fmt.Errorf("onceqweb: Config.Prefix is %q; it must begin with a slash", cfg.Prefix)
 	}
 	cfg.protect()
-	h := &Handler{q: q, db: db, cron: cfg.Schedules, cfg: cfg, masks: masks, log: cfg.Logger, slots: make(chan struct{}, maxReads)}
+	h := &Handler{q: q, ops: onceqops.New(q), db: db, cron: cfg.Schedules, cfg: cfg, masks: masks, log: cfg.Logger, slots: make(chan struct{}, maxReads)}
 	if h.cron == nil {
 		var err error
 		if h.cron, err = onceqcron.New(q, db, onceqcron.Config{}); err != nil {
@@ -386,9 +388,9 @@ type frame struct {
 	Viewer Viewer
 	Acts   bool // the viewer may do something besides reading
 	Page   string
-	Done   *onceq.Action // what an action has done
-	Held   int           // effects that wait for a person, for the navigation; by queue no more than StatsCap
-	Behind string        // why the figures are old
+	Done   *onceqops.Action // what an action has done
+	Held   int              // effects that wait for a person, for the navigation; by queue no more than StatsCap
+	Behind string           // why the figures are old
 	Now    time.Time
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // cache reads something at most once in a while for each key, however many ask. Those who come while it is read wait for the
@@ -129,11 +130,11 @@ func (h *Handler) forget() {
 // state is what the overview shows.
 type state struct {
 	At      time.Time // the database's time
-	Queues  []onceq.QueueStats
-	Workers []onceq.WorkerInfo
+	Queues  []onceqops.QueueStats
+	Workers []onceqops.WorkerInfo
 	Pauses  []onceq.Pause
 
-	Counted   map[string]onceq.Counts // by queue: what workers have counted
+	Counted   map[string]onceqops.Counts // by queue: what workers have counted
 	CountedAt time.Time
 }
 
@@ -148,8 +149,8 @@ func (h *Handler) readCounts(ctx context.Context, s *state) error {
 		s.Counted, s.CountedAt = good.state.Counted, good.state.CountedAt
 		return nil
 	}
-	list, err := h.q.Counts(ctx, h.db, onceq.CountFilter{Minutes: countedFor})
-	s.Counted, s.CountedAt = make(map[string]onceq.Counts, len(list)), s.At
+	list, err := h.ops.Counts(ctx, h.db, onceqops.CountFilter{Minutes: countedFor})
+	s.Counted, s.CountedAt = make(map[string]onceqops.Counts, len(list)), s.At
 	for _, c := range list {
 		s.Counted[c.Queue] = c
 	}
@@ -174,13 +175,13 @@ func (s *state) working(queue string) (n int) {
 // findings are what Health leaves to people: queues whose workers are gone, workers of another version, and dead jobs. A worker that is
 // gone is no trouble where others serve its queues. They come from what was
 // read for the figures, and cost no statement.
-func (s *state) findings() (found []onceq.Finding) {
+func (s *state) findings() (found []onceqops.Finding) {
 	add := func(what, queue, detail, advice string) {
-		found = append(found, onceq.Finding{What: what, Queue: queue, Detail: detail, Advice: advice})
+		found = append(found, onceqops.Finding{What: what, Queue: queue, Detail: detail, Advice: advice})
 	}
 	live := 0
 	var other []string
-	last := make(map[string]onceq.WorkerInfo) // by queue that no live worker serves: the one that was seen last
+	last := make(map[string]onceqops.WorkerInfo) // by queue that no live worker serves: the one that was seen last
 	for _, w := range s.Workers {
 		switch {
 		case w.Stale:
@@ -266,16 +267,16 @@ func (h *Handler) readState(ctx context.Context) (state, error) {
 			return s, err
 		}
 		h.offset.Store(int64(time.Until(s.At)))
-		if s.Workers, err = h.q.Workers(ctx, h.db); err != nil {
+		if s.Workers, err = h.ops.Workers(ctx, h.db); err != nil {
 			return s, err
 		}
-		if s.Pauses, err = h.q.Pauses(ctx, h.db); err != nil {
+		if s.Pauses, err = h.ops.Pauses(ctx, h.db); err != nil {
 			return s, err
 		}
 		if err = h.readCounts(ctx, &s); err != nil {
 			return s, err
 		}
-		if s.Queues, err = h.q.Stats(ctx); err == nil {
+		if s.Queues, err = h.ops.Stats(ctx); err == nil {
 			h.good.Store(&goodState{s, time.Now()})
 		}
 		return s, err
@@ -302,10 +303,10 @@ func (h *Handler) latest(ctx context.Context, failed func() error) (st state, be
 		age(time.Since(good.read)), sentence(h.hide(err).Error())), nil
 }
 
-func (h *Handler) readFindings(ctx context.Context) ([]onceq.Finding, error) {
-	return h.findings.get(ctx, h, struct{}{}, healthEvery, func(ctx context.Context) ([]onceq.Finding, error) {
+func (h *Handler) readFindings(ctx context.Context) ([]onceqops.Finding, error) {
+	return h.findings.get(ctx, h, struct{}{}, healthEvery, func(ctx context.Context) ([]onceqops.Finding, error) {
 		st, _ := h.readState(ctx) // without it, Health finds out what is wrong
-		found, err := h.q.Health(ctx, st.Queues...)
+		found, err := h.ops.Health(ctx, st.Queues...)
 		if err != nil {
 			return found, err
 		}
@@ -455,7 +456,7 @@ func (b *hub) tell(subs []*sub) {
 		}
 	}
 	if len(ids) > 0 && err == nil {
-		list, err := b.h.q.List(ctx, b.h.db, onceq.Filter{IDs: ids, Limit: maxJobSubs, WithoutPayloads: true})
+		list, err := b.h.ops.List(ctx, b.h.db, onceqops.Filter{IDs: ids, Limit: maxJobSubs, WithoutPayloads: true})
 		for _, j := range list {
 			now[strconv.FormatInt(j.ID, 10)] = jobSum(j)
 		}

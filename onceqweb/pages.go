@@ -16,6 +16,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // overview shows the queues, and what slows them down.
@@ -30,7 +31,7 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Queues          []queueRow
 		Plots           plots
 	}{}
-	var findings []onceq.Finding
+	var findings []onceqops.Finding
 	var healthErr, plotsErr error
 	var reading sync.WaitGroup
 	reading.Go(func() { findings, healthErr = h.readFindings(ctx) })
@@ -56,7 +57,7 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
 		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
 		t.Oldest, t.More, t.Capped = max(t.Oldest, q.Oldest), t.More || q.More, t.Capped || q.Capped
-		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceq.StatsCap, t.HeldMore || q.Held >= onceq.StatsCap
+		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceqops.StatsCap, t.HeldMore || q.Held >= onceqops.StatsCap
 		d.Queues = append(d.Queues, st.row(q))
 	}
 	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(behind != "")["overview"])}, nil
@@ -67,7 +68,7 @@ const maxGroups = 5
 
 // masked is what a finding says, with the application's error, in which it ends, as Config.Mask leaves it. That of background work is
 // the database's: see failure.
-func (h *Handler) masked(f onceq.Finding) string {
+func (h *Handler) masked(f onceqops.Finding) string {
 	before, found := strings.CutSuffix(f.Detail, f.Error)
 	switch {
 	case f.Error == "":
@@ -82,7 +83,7 @@ func (h *Handler) masked(f onceq.Finding) string {
 
 // totals are the figures of all queues.
 type totals struct {
-	onceq.QueueStats
+	onceqops.QueueStats
 	DeadMore, HeldMore bool // counting stopped in a queue
 }
 
@@ -156,7 +157,7 @@ func moment(values url.Values, name string) (time.Time, error) {
 const maxIDs = 1000
 
 // readFilter reads the filter of a search.
-func readFilter(values url.Values) (f onceq.Filter, err error) {
+func readFilter(values url.Values) (f onceqops.Filter, err error) {
 	ids := values["ids"]
 	if ids == nil && values.Get("all") != "" {
 		ids = values["within"]
@@ -193,7 +194,7 @@ func readFilter(values url.Values) (f onceq.Filter, err error) {
 }
 
 // filterValues is what readFilter reads.
-func filterValues(f onceq.Filter) url.Values {
+func filterValues(f onceqops.Filter) url.Values {
 	v := url.Values{}
 	set := func(name, value string) {
 		if value != "" {
@@ -222,7 +223,7 @@ func filterValues(f onceq.Filter) url.Values {
 }
 
 // inWords says what a filter chooses.
-func inWords(f onceq.Filter) string {
+func inWords(f onceqops.Filter) string {
 	var names []string
 	for _, s := range f.States {
 		names = append(names, s.String())
@@ -251,7 +252,7 @@ func inWords(f onceq.Filter) string {
 // filterKey names what a filter chooses, however it is written.
 type filterKey [sha256.Size]byte
 
-func keyOf(f onceq.Filter) filterKey {
+func keyOf(f onceqops.Filter) filterKey {
 	f.States, f.IDs = slices.Sorted(slices.Values(f.States)), slices.Sorted(slices.Values(f.IDs))
 	return sha256.Sum256(fmt.Appendf(nil, "%s after %d", filterValues(f).Encode(), f.After))
 }
@@ -288,11 +289,11 @@ func sizeOf(j onceq.JobInfo) int {
 // lastError leaves a job its last error alone.
 func lastError(j *onceq.JobInfo) { j.Errors = slices.Clone(j.Errors[max(len(j.Errors)-1, 0):]) }
 
-func (h *Handler) search(ctx context.Context, f onceq.Filter) (found jobList, err error) {
+func (h *Handler) search(ctx context.Context, f onceqops.Filter) (found jobList, err error) {
 	f.WithoutPayloads = true
 	for began := time.Now(); ; {
 		f.Limit = pageSize - len(found.jobs)
-		page, next, err := h.q.Page(ctx, h.db, f)
+		page, next, err := h.ops.Page(ctx, h.db, f)
 		if err != nil {
 			return found, err
 		}
@@ -320,7 +321,7 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		if id, err := strconv.ParseInt(asked, 10, 64); err == nil && id > 0 {
 			var one []onceq.JobInfo
 			err := h.reading(ctx, func() (err error) {
-				one, err = h.q.List(ctx, h.db, onceq.Filter{IDs: []int64{id}, WithoutPayloads: true})
+				one, err = h.ops.List(ctx, h.db, onceqops.Filter{IDs: []int64{id}, WithoutPayloads: true})
 				return err
 			})
 			if err != nil {
@@ -348,7 +349,7 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Last string // error
 	}
 	d := struct {
-		Filter        onceq.Filter
+		Filter        onceqops.Filter
 		From, To      string
 		Tabs          []tab       // states
 		Times         []tab       // presets of when jobs were created
@@ -417,7 +418,7 @@ type tab struct {
 }
 
 // tabs are the states that a search can choose, with the counts of Stats, which are of queues.
-func (s *state) tabs(f onceq.Filter, chosen url.Values) (tabs []tab) {
+func (s *state) tabs(f onceqops.Filter, chosen url.Values) (tabs []tab) {
 	counts := make(map[onceq.State]int)
 	more := make(map[onceq.State]bool)
 	known := f.Kind+f.Scope == "" && f.Group == 0 && f.IDs == nil && f.CreatedFrom.IsZero() && f.CreatedBefore.IsZero()
@@ -428,7 +429,7 @@ func (s *state) tabs(f onceq.Filter, chosen url.Values) (tabs []tab) {
 		for state, n := range map[onceq.State]int{onceq.StateWaiting: q.Waiting + q.Blocked, onceq.StateDelayed: q.Delayed, onceq.StateRunning: q.Leased,
 			onceq.StateRetrying: q.Retrying, onceq.StateDead: q.Dead, onceq.StateHeld: q.Held} {
 			counts[state] += n
-			more[state] = more[state] || n >= onceq.StatsCap || q.More && !state.Finished()
+			more[state] = more[state] || n >= onceqops.StatsCap || q.More && !state.Finished()
 		}
 	}
 	with := func(states ...string) string {
@@ -485,10 +486,10 @@ func chips(chosen url.Values) (all [][2]string) {
 type jobView struct {
 	Job     onceq.JobInfo
 	Found   bool
-	Why     []onceq.Reason     // that it does not run, or where it runs
-	Effects []onceq.EffectInfo // one more than maxEffects if there are more
-	Key     *onceq.KeyInfo
-	Actions []onceq.Action
+	Why     []onceqops.Reason     // that it does not run, or where it runs
+	Effects []onceqops.EffectInfo // one more than maxEffects if there are more
+	Key     *onceqops.KeyInfo
+	Actions []onceqops.Action
 	Groups  []int64         // that it is a member of
 	Waits   onceq.GroupInfo // for which it waits, or did
 }
@@ -513,7 +514,7 @@ type jobKey struct {
 
 func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView, error) {
 	return h.jobs.get(ctx, h, jobKey{id, payloads}, time.Second, func(ctx context.Context) (v jobView, err error) {
-		why, err := h.q.Explain(ctx, h.db, id)
+		why, err := h.ops.Explain(ctx, h.db, id)
 		if err != nil {
 			return v, err
 		}
@@ -525,11 +526,11 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 			}
 			v.Job.Payload, v.Job.Bytes, v.Job.Metadata, v.Job.Result = whole.Payload, whole.Bytes, whole.Metadata, whole.Result
 		}
-		if v.Found = why.Cause() != onceq.CauseUnknown; v.Found {
+		if v.Found = why.Cause() != onceqops.CauseUnknown; v.Found {
 			if v.Effects, err = h.readEffects(ctx, id, payloads); err != nil {
 				return v, err
 			}
-			if v.Groups, err = h.q.GroupsOf(ctx, h.db, id); err != nil {
+			if v.Groups, err = h.ops.GroupsOf(ctx, h.db, id); err != nil {
 				return v, err
 			}
 			if v.Waits, err = h.q.Group(ctx, h.db, id); err != nil && !errors.Is(err, onceq.ErrNotFound) {
@@ -537,7 +538,7 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 			}
 		}
 		if v.Job.Key != "" {
-			keys, err := h.q.Keys(ctx, h.db, v.Job.Scope, v.Job.Key, onceq.Filter{WithoutPayloads: true})
+			keys, err := h.ops.Keys(ctx, h.db, v.Job.Scope, v.Job.Key, onceqops.Filter{WithoutPayloads: true})
 			if err != nil {
 				return v, err
 			}
@@ -547,7 +548,7 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 				}
 			}
 		}
-		v.Actions, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{JobID: id, Limit: 50})
+		v.Actions, err = h.ops.Actions(ctx, h.db, onceqops.ActionFilter{JobID: id, Limit: 50})
 		return v, err
 	})
 }
@@ -559,14 +560,14 @@ const (
 )
 
 // readEffects reads the effects of a job that its page shows, and results for those who may see them alone.
-func (h *Handler) readEffects(ctx context.Context, id int64, results bool) ([]onceq.EffectInfo, error) {
-	all, err := h.q.Effects(ctx, h.db, id, onceq.Filter{WithoutPayloads: true, Limit: maxEffects + 1})
+func (h *Handler) readEffects(ctx context.Context, id int64, results bool) ([]onceqops.EffectInfo, error) {
+	all, err := h.ops.Effects(ctx, h.db, id, onceqops.Filter{WithoutPayloads: true, Limit: maxEffects + 1})
 	if err != nil || !results || len(all) == 0 {
 		return all, err
 	}
-	whole, err := h.q.Effects(ctx, h.db, id, onceq.Filter{Limit: maxResults})
+	whole, err := h.ops.Effects(ctx, h.db, id, onceqops.Filter{Limit: maxResults})
 	for _, e := range whole {
-		if i := slices.IndexFunc(all, func(other onceq.EffectInfo) bool { return other.Name == e.Name }); i >= 0 {
+		if i := slices.IndexFunc(all, func(other onceqops.EffectInfo) bool { return other.Name == e.Name }); i >= 0 {
 			all[i].Result = e.Result
 		}
 	}
@@ -575,12 +576,12 @@ func (h *Handler) readEffects(ctx context.Context, id int64, results bool) ([]on
 
 // shownEffect is an effect as a page shows it.
 type shownEffect struct {
-	onceq.EffectInfo
+	onceqops.EffectInfo
 	Result string
 	Open   bool // nobody knows whether it happened
 }
 
-func (h *Handler) shown(kind string, e onceq.EffectInfo, viewer Viewer) shownEffect {
+func (h *Handler) shown(kind string, e onceqops.EffectInfo, viewer Viewer) shownEffect {
 	s := shownEffect{EffectInfo: e, Open: e.State == "held" || e.State == "uncertain"}
 	s.Detail = h.cfg.Mask(kind, "error", e.Detail)
 	switch {
@@ -613,7 +614,7 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	d := struct {
 		ID                               int64
-		Reasons                          []onceq.Reason
+		Reasons                          []onceqops.Reason
 		Job                              onceq.JobInfo
 		Found, Hidden                    bool
 		Payload, Metadata, Result        string
@@ -622,8 +623,8 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Effects                          []shownEffect
 		More                             int // how many of them are shown if there are more; else 0
 		Open                             bool
-		Key                              *onceq.KeyInfo
-		Actions                          []onceq.Action
+		Key                              *onceqops.KeyInfo
+		Actions                          []onceqops.Action
 		Groups                           []int64
 		Waits                            onceq.GroupInfo
 		Cancel, Retry, Redrive, Go, Move bool
@@ -690,7 +691,7 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 
 // doubtsView is a page of effects of unknown outcome.
 type doubtsView struct {
-	Doubts []onceq.Doubt
+	Doubts []onceqops.Doubt
 	Next   int64
 }
 
@@ -702,11 +703,11 @@ func (v doubtsView) size() (n int) {
 }
 
 // doubtful looks for effects of unknown outcome as search does for jobs.
-func (h *Handler) doubtful(ctx context.Context, f onceq.Filter) (v doubtsView, err error) {
+func (h *Handler) doubtful(ctx context.Context, f onceqops.Filter) (v doubtsView, err error) {
 	f.WithoutPayloads = true
 	for began := time.Now(); ; f.After = v.Next {
-		var more []onceq.Doubt
-		if more, v.Next, err = h.q.Doubts(ctx, h.db, f); err != nil {
+		var more []onceqops.Doubt
+		if more, v.Next, err = h.ops.Doubts(ctx, h.db, f); err != nil {
 			return v, err
 		}
 		for i := range more {
@@ -741,7 +742,7 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Act    bool
 	}
 	d := struct {
-		Filter onceq.Filter
+		Filter onceqops.Filter
 		Others bool
 		List   []one
 		Next   string
@@ -765,7 +766,7 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 }
 
 // unread leaves unread what a viewer may not see: a page would take the longer, the larger it is.
-func unread(v Viewer) onceq.Filter { return onceq.Filter{WithoutPayloads: !v.Payloads} }
+func unread(v Viewer) onceqops.Filter { return onceqops.Filter{WithoutPayloads: !v.Payloads} }
 
 // keys shows who has a key.
 func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
@@ -778,7 +779,7 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return nil, err
 	}
 	type shownKey struct {
-		onceq.KeyInfo
+		onceqops.KeyInfo
 		Result string
 		Open   bool
 	}
@@ -787,8 +788,11 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Keys       []shownKey
 	}{Key: key, Scope: scope}
 	if key != "" {
-		var found []onceq.KeyInfo
-		if err := h.reading(ctx, func() (err error) { found, err = h.q.Keys(ctx, h.db, scope, key, unread(r.viewer)); return err }); err != nil {
+		var found []onceqops.KeyInfo
+		if err := h.reading(ctx, func() (err error) {
+			found, err = h.ops.Keys(ctx, h.db, scope, key, unread(r.viewer))
+			return err
+		}); err != nil {
 			return nil, err
 		}
 		for _, k := range found {
@@ -827,20 +831,20 @@ func lanes(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	d := struct {
 		Family, Next     string
-		Lanes            []onceq.LaneInfo
+		Lanes            []onceqops.LaneInfo
 		Limit, NextLimit string
-		Limits           []onceq.LimitInfo
+		Limits           []onceqops.LimitInfo
 	}{Family: family, Limit: limit}
 	err = h.reading(ctx, func() (err error) {
-		if d.Lanes, err = h.q.Lanes(ctx, h.db, onceq.LaneFilter{Family: family, After: after, Limit: pageSize}); err != nil {
+		if d.Lanes, err = h.ops.Lanes(ctx, h.db, onceqops.LaneFilter{Family: family, After: after, Limit: pageSize}); err != nil {
 			return err
 		}
 		if limit == "" {
-			d.Limits, err = h.q.Limits(ctx, h.db, onceq.LimitFilter{After: behind, Limit: pageSize})
+			d.Limits, err = h.ops.Limits(ctx, h.db, onceqops.LimitFilter{After: behind, Limit: pageSize})
 			return err
 		}
-		one, err := h.q.Limit(ctx, h.db, limit)
-		d.Limits = []onceq.LimitInfo{one}
+		one, err := h.ops.Limit(ctx, h.db, limit)
+		d.Limits = []onceqops.LimitInfo{one}
 		return err
 	})
 	if err != nil {
@@ -865,7 +869,7 @@ func groups(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Groups []onceq.GroupInfo
 		Next   string
 	}{}
-	if err := h.reading(ctx, func() (err error) { d.Groups, err = h.q.Groups(ctx, h.db, after, pageSize); return err }); err != nil {
+	if err := h.reading(ctx, func() (err error) { d.Groups, err = h.ops.Groups(ctx, h.db, after, pageSize); return err }); err != nil {
 		return nil, err
 	}
 	if len(d.Groups) == pageSize {
@@ -910,7 +914,7 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 			return err
 		}
 		if d.Group.Dead+d.Group.Held > 0 && after == 0 {
-			people, err = h.q.List(ctx, h.db, onceq.Filter{Group: id, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: pageSize, WithoutPayloads: true})
+			people, err = h.ops.List(ctx, h.db, onceqops.Filter{Group: id, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: pageSize, WithoutPayloads: true})
 			if err != nil {
 				return err
 			}
@@ -918,7 +922,7 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 		members = nil
 		filter := unread(r.viewer)
 		filter.After, filter.Limit = after, pageSize
-		for m, err := range h.q.Members(ctx, h.db, id, filter) {
+		for m, err := range h.ops.Members(ctx, h.db, id, filter) {
 			if err != nil {
 				return err
 			}
@@ -1016,15 +1020,15 @@ func audit(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []onceq.Action
+	var list []onceqops.Action
 	if err := h.reading(ctx, func() (err error) {
-		list, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{After: after, Limit: pageSize})
+		list, err = h.ops.Actions(ctx, h.db, onceqops.ActionFilter{After: after, Limit: pageSize})
 		return err
 	}); err != nil {
 		return nil, err
 	}
 	d := struct {
-		Actions []onceq.Action
+		Actions []onceqops.Action
 		Next    string
 		After   int64
 	}{Actions: list, After: after}
@@ -1038,20 +1042,20 @@ func audit(h *Handler, ctx context.Context, r *request) (*view, error) {
 const justNow = time.Minute
 
 // done is the action whose result a page shows after it: only to those who have just done it, whatever link they have followed.
-func (h *Handler) done(r *request, text string) *onceq.Action {
+func (h *Handler) done(r *request, text string) *onceqops.Action {
 	id, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || id <= 0 || id == 1<<63-1 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), h.limits.read)
 	defer cancel()
-	var list []onceq.Action
+	var list []onceqops.Action
 	var now time.Time
 	err = h.reading(ctx, func() (err error) {
 		if err = h.db.QueryRow(ctx, `select statement_timestamp()`).Scan(&now); err != nil {
 			return err
 		}
-		list, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{After: id + 1, Limit: 1})
+		list, err = h.ops.Actions(ctx, h.db, onceqops.ActionFilter{After: id + 1, Limit: 1})
 		return err
 	})
 	if err != nil || len(list) == 0 || list[0].ID != id || list[0].Who != r.viewer.Name || now.Sub(list[0].At) > justNow {

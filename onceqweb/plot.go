@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // rateOf is how many minutes a rate is the average of.
@@ -25,7 +25,7 @@ type plot struct {
 // plotHeight is in the units of the paths, in which a minute is one wide.
 const plotHeight = 20
 
-func plotOf(minutes []onceq.Count) plot {
+func plotOf(minutes []onceqops.Count) plot {
 	p := plot{Width: len(minutes)}
 	most, done, failed := 0, 0, 0
 	for _, c := range minutes {
@@ -106,7 +106,7 @@ type seriesKey struct {
 type series struct {
 	from   time.Time
 	step   time.Duration // from one point to the next
-	points []onceq.Count
+	points []onceqops.Count
 }
 
 func (s series) size() (n int) {
@@ -119,8 +119,8 @@ func (s series) size() (n int) {
 // readSeries reads what plots show, and adds up what is counted by itself: the kinds, and the queues.
 func (h *Handler) readSeries(ctx context.Context, queue, kind string, of span) (series, error) {
 	return h.series.get(ctx, h, seriesKey{queue, kind, of.Key}, of.every, func(ctx context.Context) (s series, err error) {
-		list, err := h.q.Counts(ctx, h.db, onceq.CountFilter{Queue: queue, Kind: kind, Minutes: of.minutes, Step: of.step})
-		s.step, s.points = time.Duration(of.step*of.join)*time.Minute, make([]onceq.Count, of.minutes/of.step/of.join)
+		list, err := h.ops.Counts(ctx, h.db, onceqops.CountFilter{Queue: queue, Kind: kind, Minutes: of.minutes, Step: of.step})
+		s.step, s.points = time.Duration(of.step*of.join)*time.Minute, make([]onceqops.Count, of.minutes/of.step/of.join)
 		for _, c := range list {
 			s.from = c.From
 			due := make([]int, len(s.points))
@@ -184,7 +184,7 @@ type chartKey struct {
 // column is a row of values that a chart shows.
 type column struct {
 	class, name string
-	of          func(onceq.Count) float64
+	of          func(onceqops.Count) float64
 	text        func(float64) string
 	all         string // of all the time
 }
@@ -205,27 +205,27 @@ func (h *Handler) readPlots(ctx context.Context, r *request, queue, kind, to str
 		return p, err
 	}
 	p.From = s.from
-	var all onceq.Count
+	var all onceqops.Count
 	for i, c := range s.points {
 		all.Add(c)
 		at := s.from.Add(time.Duration(i) * s.step)
 		p.Rows = append(p.Rows, plotRow{At: at, Text: during(at, s.step)})
 	}
 	minutes := s.step.Minutes()
-	perMinute := func(of func(onceq.Count) int) func(onceq.Count) float64 {
-		return func(c onceq.Count) float64 { return float64(of(c)) / minutes }
+	perMinute := func(of func(onceqops.Count) int) func(onceqops.Count) float64 {
+		return func(c onceqops.Count) float64 { return float64(of(c)) / minutes }
 	}
-	seconds := func(of func(onceq.Count) time.Duration) func(onceq.Count) float64 {
-		return func(c onceq.Count) float64 { return of(c).Seconds() }
+	seconds := func(of func(onceqops.Count) time.Duration) func(onceqops.Count) float64 {
+		return func(c onceqops.Count) float64 { return of(c).Seconds() }
 	}
 	inTime := func(s float64) string { return took(time.Duration(s * float64(time.Second))) }
-	percentiles := func(of func(onceq.Count, float64) time.Duration) (all3 []column) {
+	percentiles := func(of func(onceqops.Count, float64) time.Duration) (all3 []column) {
 		for _, n := range []float64{50, 95, 99} {
-			all3 = append(all3, column{fmt.Sprintf("p%v", n), fmt.Sprintf("p%v", n), seconds(func(c onceq.Count) time.Duration { return of(c, n) }), inTime, took(of(all, n))})
+			all3 = append(all3, column{fmt.Sprintf("p%v", n), fmt.Sprintf("p%v", n), seconds(func(c onceqops.Count) time.Duration { return of(c, n) }), inTime, took(of(all, n))})
 		}
 		return all3
 	}
-	share := func(c onceq.Count) float64 {
+	share := func(c onceqops.Count) float64 {
 		return 100 * float64(c.Failed+c.Dead) / float64(max(1, c.Completed+c.Failed+c.Dead))
 	}
 	percent := func(v float64) string {
@@ -239,17 +239,17 @@ func (h *Handler) readPlots(ctx context.Context, r *request, queue, kind, to str
 		p.chart(s, now, c, log, stacked, columns)
 	}
 	add(chart{Name: "throughput", Title: "Throughput", Unit: "jobs a minute"}, false, true,
-		column{"done", "done", perMinute(func(c onceq.Count) int { return c.Completed }), rate, whole(float64(all.Completed))},
-		column{"failed", "failed", perMinute(func(c onceq.Count) int { return c.Failed }), rate, whole(float64(all.Failed))},
-		column{"dead", "dead", perMinute(func(c onceq.Count) int { return c.Dead }), rate, whole(float64(all.Dead))})
-	add(chart{Name: "wait", Title: "Wait", Unit: "from due until the handler begins"}, true, false, percentiles(onceq.Count.WaitPercentile)...)
-	add(chart{Name: "run", Title: "Run", Unit: "how long handlers take"}, true, false, percentiles(onceq.Count.Percentile)...)
+		column{"done", "done", perMinute(func(c onceqops.Count) int { return c.Completed }), rate, whole(float64(all.Completed))},
+		column{"failed", "failed", perMinute(func(c onceqops.Count) int { return c.Failed }), rate, whole(float64(all.Failed))},
+		column{"dead", "dead", perMinute(func(c onceqops.Count) int { return c.Dead }), rate, whole(float64(all.Dead))})
+	add(chart{Name: "wait", Title: "Wait", Unit: "from due until the handler begins"}, true, false, percentiles(onceqops.Count.WaitPercentile)...)
+	add(chart{Name: "run", Title: "Run", Unit: "how long handlers take"}, true, false, percentiles(onceqops.Count.Percentile)...)
 	add(chart{Name: "share", Title: "Errors", Unit: "share of attempts that fail"}, false, true, column{"dead", "failed", share, percent, percent(share(all))})
 	if kind == "" { // what is due is counted by queue
 		add(chart{Name: "backlog", Title: "Backlog", Unit: "due jobs that nobody has"}, false, true,
-			column{"due", "at most", func(c onceq.Count) float64 { return float64(c.Due) }, whole, whole(float64(slices.MaxFunc(s.points, func(a, b onceq.Count) int { return a.Due - b.Due }).Due))})
+			column{"due", "at most", func(c onceqops.Count) float64 { return float64(c.Due) }, whole, whole(float64(slices.MaxFunc(s.points, func(a, b onceqops.Count) int { return a.Due - b.Due }).Due))})
 		add(chart{Name: "age", Title: "Age of the backlog", Unit: "of its oldest job"}, false, true,
-			column{"due", "at most", seconds(func(c onceq.Count) time.Duration { return c.Oldest }), inTime, took(all.Oldest)})
+			column{"due", "at most", seconds(func(c onceqops.Count) time.Duration { return c.Oldest }), inTime, took(all.Oldest)})
 	}
 	return p, nil
 }

@@ -10,20 +10,21 @@ import (
 	"strings"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // The pages of one queue, one kind and one worker.
 
 // queueRow is a queue on a page.
 type queueRow struct {
-	onceq.QueueStats
+	onceqops.QueueStats
 	Workers int
 	Paused  bool
-	Rate    onceq.Count // of the last rateOf minutes
+	Rate    onceqops.Count // of the last rateOf minutes
 	Plot    plot
 }
 
-func (s *state) row(q onceq.QueueStats) queueRow {
+func (s *state) row(q onceqops.QueueStats) queueRow {
 	counted := s.Counted[q.Queue]
 	return queueRow{q, s.working(q.Queue), s.paused(q.Queue), counted.Last(rateOf), plotOf(counted.Minutes)}
 }
@@ -31,15 +32,15 @@ func (s *state) row(q onceq.QueueStats) queueRow {
 // kindRow is a kind in a queue, with what was counted of it lately.
 type kindRow struct {
 	Queue, Kind string
-	Rate        onceq.Count // of the last rateOf minutes
-	Hour        onceq.Count
+	Rate        onceqops.Count // of the last rateOf minutes
+	Hour        onceqops.Count
 	Plot        plot
 }
 
 // readKinds reads what was counted of kinds in the last hour, by kind and queue.
 func (h *Handler) readKinds(ctx context.Context, queue, kind string) ([]kindRow, error) {
 	return h.kinds.get(ctx, h, seriesKey{queue: queue, kind: kind}, countsEvery, func(ctx context.Context) (rows []kindRow, err error) {
-		list, err := h.q.Counts(ctx, h.db, onceq.CountFilter{Queue: queue, Kind: kind, ByKind: true})
+		list, err := h.ops.Counts(ctx, h.db, onceqops.CountFilter{Queue: queue, Kind: kind, ByKind: true})
 		for _, c := range list[:min(len(list), maxNames)] {
 			rows = append(rows, kindRow{c.Queue, c.Kind, c.Last(rateOf), c.Last(60), plotOf(c.Minutes[60-countedFor:])})
 		}
@@ -63,9 +64,9 @@ func (h *Handler) named(ctx context.Context, r *request) (name string, st state,
 }
 
 // about are the findings about a queue or a kind, grouped. What cannot be read is left out: the overview says so.
-func (h *Handler) about(ctx context.Context, st state, its func(onceq.Finding) bool) []findingGroup {
+func (h *Handler) about(ctx context.Context, st state, its func(onceqops.Finding) bool) []findingGroup {
 	found, _ := h.readFindings(ctx)
-	return h.grouped(slices.DeleteFunc(slices.Concat(found, st.findings()), func(f onceq.Finding) bool { return !its(f) }))
+	return h.grouped(slices.DeleteFunc(slices.Concat(found, st.findings()), func(f onceqops.Finding) bool { return !its(f) }))
 }
 
 // oneQueue shows a queue.
@@ -82,15 +83,15 @@ func oneQueue(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Findings     []findingGroup
 		Plots        plots
 		Kinds        []kindRow
-		Workers      []onceq.WorkerInfo
+		Workers      []onceqops.WorkerInfo
 	}{Name: name, Behind: behind}
-	i := slices.IndexFunc(st.Queues, func(q onceq.QueueStats) bool { return q.Queue == name })
+	i := slices.IndexFunc(st.Queues, func(q onceqops.QueueStats) bool { return q.Queue == name })
 	if d.Known = i >= 0; d.Known {
 		d.Row = st.row(st.Queues[i])
 	}
 	d.Pauses = pausesOf(st, func(p onceq.Pause) bool { return p.Queue == name })
-	d.Findings = h.about(ctx, st, func(f onceq.Finding) bool { return f.Queue == name })
-	d.Workers = workersOf(st, func(w onceq.WorkerInfo) bool { _, serves := w.Queues[name]; return serves })
+	d.Findings = h.about(ctx, st, func(f onceqops.Finding) bool { return f.Queue == name })
+	d.Workers = workersOf(st, func(w onceqops.WorkerInfo) bool { _, serves := w.Queues[name]; return serves })
 	to := "./queue?" + url.Values{"name": {name}}.Encode() + "&"
 	if d.Plots, err = h.readPlots(ctx, r, name, "", to); err != nil {
 		return nil, err
@@ -117,11 +118,11 @@ func oneKind(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Findings     []findingGroup
 		Plots        plots
 		Queues       []kindRow
-		Workers      []onceq.WorkerInfo
+		Workers      []onceqops.WorkerInfo
 	}{Name: name, Behind: behind}
 	d.Pauses = pausesOf(st, func(p onceq.Pause) bool { return p.Kind == name })
-	d.Findings = h.about(ctx, st, func(f onceq.Finding) bool { return f.Kind == name })
-	d.Workers = workersOf(st, func(w onceq.WorkerInfo) bool { return slices.Contains(w.Kinds, name) })
+	d.Findings = h.about(ctx, st, func(f onceqops.Finding) bool { return f.Kind == name })
+	d.Workers = workersOf(st, func(w onceqops.WorkerInfo) bool { return slices.Contains(w.Kinds, name) })
 	to := "./kind?" + url.Values{"name": {name}}.Encode() + "&"
 	if d.Plots, err = h.readPlots(ctx, r, "", name, to); err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func pausesOf(st state, its func(onceq.Pause) bool) (all []onceq.Pause) {
 	return all
 }
 
-func workersOf(st state, its func(onceq.WorkerInfo) bool) (all []onceq.WorkerInfo) {
+func workersOf(st state, its func(onceqops.WorkerInfo) bool) (all []onceqops.WorkerInfo) {
 	for _, w := range st.Workers {
 		if its(w) && len(all) < maxNames {
 			all = append(all, w)
@@ -160,7 +161,7 @@ func oneWorker(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(st.Workers, func(w onceq.WorkerInfo) bool { return w.ID == id })
+	i := slices.IndexFunc(st.Workers, func(w onceqops.WorkerInfo) bool { return w.ID == id })
 	if i < 0 {
 		return nil, &statusError{404, "No such worker runs: it has ended, or it was never there."}
 	}
@@ -169,7 +170,7 @@ func oneWorker(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Slots, Held int // by handlers past their end
 	}
 	d := struct {
-		Worker onceq.WorkerInfo
+		Worker onceqops.WorkerInfo
 		Behind string
 		Slots  []slots
 	}{Worker: st.Workers[i], Behind: behind}
@@ -188,9 +189,9 @@ func oneWorker(h *Handler, ctx context.Context, r *request) (*view, error) {
 
 // findingGroup are findings of the same sort.
 type findingGroup struct {
-	onceq.Finding        // the first one, without the application's secrets
-	Words         string // what they say together, if there are several
-	Others        []onceq.Finding
+	onceqops.Finding        // the first one, without the application's secrets
+	Words            string // what they say together, if there are several
+	Others           []onceqops.Finding
 }
 
 // ofMany says what several findings have in common, by their name.
@@ -202,7 +203,7 @@ var ofMany = map[string]string{
 
 // grouped puts findings of the same sort together, the worst first, with errors as Config.Mask leaves them. Lanes belong together by
 // their family.
-func (h *Handler) grouped(found []onceq.Finding) (groups []findingGroup) {
+func (h *Handler) grouped(found []onceqops.Finding) (groups []findingGroup) {
 	place := make(map[string]int)
 	for _, f := range found {
 		f.Detail = h.masked(f)

@@ -28,6 +28,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqweb"
 	"github.com/onceq/onceq/onceqweb/internal/trouble"
 	"github.com/onceq/onceq/queuetest"
@@ -272,7 +273,7 @@ func TestPages_SayWhatIsThere(t *testing.T) {
 	require.NotContains(t, has("jobs?kind=thumbnail", "thumbnials"), "mailbox")
 	require.Contains(t, s.get("jobs?before=2001-01-01", http.StatusOK), "No job is like this")
 	charge := has(id(d.Held), "order:4711", `"amount": 1990`, "connection reset by peer", "What happened to “charge”?", "Look each up at the provider", "this job")
-	key, err := db.Queue.Effects(t.Context(), db.Pool, d.Held)
+	key, err := onceqops.New(db.Queue).Effects(t.Context(), db.Pool, d.Held)
 	require.NoError(t, err)
 	require.Contains(t, charge, key[0].IdempotencyKey)
 	has(id(d.Dead[0]), "nobody0@example.com", "RCPT TO:<nobody@example.com>", "Redrive", "Discard", "This job has no key")
@@ -366,7 +367,7 @@ func TestLanes(t *testing.T) {
 	s.get("lanes?family=a/b", http.StatusBadRequest)
 
 	require.Contains(t, s.act("do", "lane-limit", "name", "book/a<b>7", "n", "0", "why", "the bank is closed"), "the limit is 0; it was 1")
-	require.NoError(t, db.Queue.Discard(ctx, db.Pool, dead.ID))
+	require.NoError(t, onceqops.New(db.Queue).Discard(ctx, db.Pool, dead.ID))
 	require.Contains(t, s.get("lanes", http.StatusOK), "because its limit is 0")
 	require.Contains(t, s.act("do", "lane-limit", "name", "book/", "n", "3", "why", "many accounts"), "the limit is 3; it was 1")
 	for _, wrong := range [][]string{{"name", "book", "n", "1"}, {"name", "/a", "n", "1"}, {"name", "book/a", "n", "x"}, {"name", "book/a", "n", "-1"}, {"name", "book/a", "n", "2000000"}} {
@@ -534,12 +535,12 @@ func TestLimits(t *testing.T) {
 	}
 	answer, _ = s.post(form("do", "remove-limit", "name", "family/"), http.Header{"Sec-Fetch-Site": {"same-origin"}})
 	require.Equal(t, http.StatusBadRequest, answer.StatusCode, "without a reason")
-	limits, err := db.Queue.Limits(ctx, db.Pool, onceq.LimitFilter{})
+	limits, err := onceqops.New(db.Queue).Limits(ctx, db.Pool, onceqops.LimitFilter{})
 	require.NoError(t, err)
 	require.Len(t, limits, 2)
 	require.Equal(t, "family/", limits[0].Name)
 	require.False(t, limits[1].Set)
-	trail, err := db.Queue.Actions(ctx, db.Pool, onceq.ActionFilter{Limit: 10})
+	trail, err := onceqops.New(db.Queue).Actions(ctx, db.Pool, onceqops.ActionFilter{Limit: 10})
 	require.NoError(t, err)
 	require.Contains(t, trail[len(trail)-1].Outcome, "refused: ") // the reader's
 	require.Equal(t, fmt.Sprintf("limit %q", name), trail[len(trail)-2].About)
@@ -657,7 +658,7 @@ func TestViewer_Rights(t *testing.T) {
 			require.Equal(t, http.StatusBadRequest, answer.StatusCode, do)
 		}
 	}
-	trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{Limit: 1000})
+	trail, err := onceqops.New(db.Queue).Actions(t.Context(), db.Pool, onceqops.ActionFilter{Limit: 1000})
 	require.NoError(t, err)
 	require.Len(t, trail, 2*(6+7+15), "each that was refused")
 }
@@ -1057,22 +1058,22 @@ func TestActions(t *testing.T) {
 
 	// Effects.
 	require.Contains(t, s.act("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "applied", "result", `"ch_1"`, "why", "found ch_1"), "the job is waiting")
-	effects, err := q.Effects(ctx, db.Pool, d.Held)
+	effects, err := onceqops.New(q).Effects(ctx, db.Pool, d.Held)
 	require.NoError(t, err)
 	require.Equal(t, `"ch_1"`, string(effects[0].Result))
 	s.act("do", "resolve", "id", id(d.Held2), "effect", "charge", "decision", "ask", "why", "the kind asks now")
 	s.state(db, d.Held2, onceq.StateWaiting)
-	effects, err = q.Effects(ctx, db.Pool, d.Held2)
+	effects, err = onceqops.New(q).Effects(ctx, db.Pool, d.Held2)
 	require.NoError(t, err)
 	require.Equal(t, "uncertain", effects[0].State)
 	s.act("do", "resolve", "id", id(d.Held2), "effect", "charge", "decision", "never", "why", "not there")
-	effects, err = q.Effects(ctx, db.Pool, d.Held2)
+	effects, err = onceqops.New(q).Effects(ctx, db.Pool, d.Held2)
 	require.NoError(t, err)
 	require.Empty(t, effects)
 	s.act("do", "resolve", "id", id(d.Uncertain), "effect", "charge", "decision", "ask", "why", "the provider is back")
 	s.state(db, d.Uncertain, onceq.StateWaiting)
 	s.act("do", "resolve-key", "class", "application", "scope", "default", "key", d.Fence, "decision", "applied", "result", "7", "why", "it is in the books")
-	keys, err := q.Keys(ctx, db.Pool, "", d.Fence)
+	keys, err := onceqops.New(q).Keys(ctx, db.Pool, "", d.Fence)
 	require.NoError(t, err)
 	require.Equal(t, "completed", keys[0].State)
 
@@ -1108,12 +1109,12 @@ func TestActions(t *testing.T) {
 	require.Contains(t, s.get("lanes?limit=provider", http.StatusOK), "it is paused until")
 	require.NotContains(t, s.act("do", "resume-limit", "name", "provider"), "provider</a></th>")
 	s.act("do", "pause-kind", "name", "welcome", "why", "x")
-	pauses, err := q.Pauses(ctx, db.Pool)
+	pauses, err := onceqops.New(q).Pauses(ctx, db.Pool)
 	require.NoError(t, err)
 	require.Len(t, pauses, 1)
 	require.Equal(t, "welcome", pauses[0].Kind)
 
-	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
+	trail, err := onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{})
 	require.NoError(t, err)
 	require.Len(t, trail, 23)
 	require.Equal(t, "the relay is back", trail[22].Why)
@@ -1184,7 +1185,7 @@ func TestActions_RefusedChangeNothingAndAreInTheTrail(t *testing.T) {
 	s.get("confirm?do=resolve-many&decision=never&kind=charge&result=ch_1", http.StatusOK) // nobody asks for it
 	s.state(db, d.Held, onceq.StateHeld)
 	s.state(db, d.Dead[0], onceq.StateDead)
-	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
+	trail, err := onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{})
 	require.NoError(t, err)
 	require.Len(t, trail, 9)
 	for _, a := range trail {
@@ -1245,13 +1246,13 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	d := trouble.Make(t, db)
 	ctx, q := t.Context(), db.Queue
 	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
-	count := func(f onceq.Filter) int {
+	count := func(f onceqops.Filter) int {
 		t.Helper()
-		n, err := q.Count(ctx, db.Pool, f)
+		n, err := onceqops.New(q).Count(ctx, db.Pool, f)
 		require.NoError(t, err)
 		return n
 	}
-	dead := onceq.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead}}
+	dead := onceqops.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead}}
 
 	redrive := s.confirmed("confirm?all=1&do=redrive-many&queue=mail", "3")
 	// What dies after the count is not what was counted.
@@ -1271,14 +1272,14 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	s.get("confirm?all=1&do=cancel-many&state=dead&queue=mail", http.StatusBadRequest)
 
 	require.Contains(t, s.act(s.confirmed("confirm?all=1&do=discard-many&queue=mail&state=cancelled&state=dead", "4")...), "4 discarded")
-	require.Equal(t, 0, count(onceq.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}))
+	require.Equal(t, 0, count(onceqops.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}))
 
 	s.get("confirm?do=resolve-many", http.StatusBadRequest)
 	require.Contains(t, s.act(s.confirmed("confirm?do=resolve-many&decision=never&kind=charge&effect=charge", "2")...), "2 effects settled, 2 jobs run again")
-	require.Equal(t, 0, count(onceq.Filter{States: []onceq.State{onceq.StateHeld}}))
+	require.Equal(t, 0, count(onceqops.Filter{States: []onceq.State{onceq.StateHeld}}))
 	require.NotContains(t, s.get("confirm?all=1&do=redrive-many&queue=nobody", http.StatusOK), "<form")
 
-	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
+	trail, err := onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{})
 	require.NoError(t, err)
 	require.Len(t, trail, 8)
 	require.Equal(t, "begins", trail[1].Outcome)
@@ -1287,7 +1288,7 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	// A queue's name was misspelt: what waits there goes to the right one.
 	require.Contains(t, s.get("confirm?all=1&do=move-many&queue=thumbnials", http.StatusOK), `name="to" required`)
 	require.Contains(t, html.UnescapeString(s.act(append(s.confirmed("confirm?all=1&do=move-many&queue=thumbnials", "1"), "to", "<b>thumbnails")...)), `1 moved to queue "<b>thumbnails"`)
-	require.Equal(t, 1, count(onceq.Filter{Queue: "<b>thumbnails"}))
+	require.Equal(t, 1, count(onceqops.Filter{Queue: "<b>thumbnails"}))
 	s.get("confirm?all=1&do=move-many", http.StatusBadRequest)
 	s.get("confirm?all=1&do=move-many&queue=thumbnials&state=dead", http.StatusBadRequest)
 
@@ -1789,7 +1790,7 @@ func TestErrors_OfBackgroundWorkStayInTheLog(t *testing.T) {
 	}()
 	defer func() { stop(); <-ended }()
 	require.Eventually(t, func() bool {
-		found, _ := q.Health(t.Context())
+		found, _ := onceqops.New(q).Health(t.Context())
 		return len(found) > 0 && strings.Contains(found[0].Detail, "hidden_host")
 	}, time.Minute, 10*time.Millisecond)
 	var page string
@@ -1825,7 +1826,7 @@ func TestDone_OnlyForWhoHasJustDoneIt(t *testing.T) {
 	ada := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
 	eve := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{Name: "eve", Act: true}, nil }})
 	ada.act("do", "cancel", "id", fmt.Sprint(job.ID))
-	trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{})
+	trail, err := onceqops.New(db.Queue).Actions(t.Context(), db.Pool, onceqops.ActionFilter{})
 	require.NoError(t, err)
 	path := fmt.Sprintf("job?id=%d&done=%d", job.ID, trail[0].ID)
 	require.NotContains(t, eve.get(path, http.StatusOK), "Done:")
@@ -1843,10 +1844,10 @@ func TestTrail_HasWhatWasRefused(t *testing.T) {
 	cancel := form("do", "cancel", "id", fmt.Sprint(job.ID), "why", "x")
 	latest := func(n int, who, outcome string) {
 		t.Helper()
-		var trail []onceq.Action
+		var trail []onceqops.Action
 		require.Eventually(t, func() bool { // the client that went away does not wait for it
 			var err error
-			trail, err = db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{})
+			trail, err = onceqops.New(db.Queue).Actions(t.Context(), db.Pool, onceqops.ActionFilter{})
 			return err == nil && len(trail) == n
 		}, 5*time.Minute, 10*time.Millisecond)
 		require.Equal(t, []any{who, "cancel", job.ID}, []any{trail[0].Who, trail[0].What, trail[0].JobID})

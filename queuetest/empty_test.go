@@ -9,6 +9,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -29,20 +30,20 @@ func TestEmpty(t *testing.T) {
 			require.False(t, r.Duplicate, "the key is free")
 			require.NoError(t, q.SetLimit(ctx, db.Pool, "l", onceq.Limit{AtOnce: 3}))
 			require.NoError(t, q.PauseKind(ctx, db.Pool, "other", "a test"))
-			_, err = q.RecordAction(ctx, db.Pool, onceq.Action{Who: "ada", What: "pause"})
+			_, err = onceqops.New(q).RecordAction(ctx, db.Pool, onceqops.Action{Who: "ada", What: "pause"})
 			require.NoError(t, err)
 			return append(ids, r.ID)
 		}
 		first := fill()
 		db.Empty()
 		// What a test leaves behind is gone, and whatever is left is of the tables' own.
-		jobs, err := q.List(ctx, db.Pool, onceq.Filter{})
+		jobs, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})
 		require.NoError(t, err)
 		require.Empty(t, jobs)
-		pauses, err := q.Pauses(ctx, db.Pool)
+		pauses, err := onceqops.New(q).Pauses(ctx, db.Pool)
 		require.NoError(t, err)
 		require.Empty(t, pauses)
-		limits, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{})
+		limits, err := onceqops.New(q).Limits(ctx, db.Pool, onceqops.LimitFilter{})
 		require.NoError(t, err)
 		require.Empty(t, limits)
 		require.NoError(t, q.Check(ctx))
@@ -76,7 +77,7 @@ func TestEmpty_AfterATruncate(t *testing.T) {
 	}
 	require.NoError(t, queuetest.Empty(t.Context(), conformance.Owner(t, db), db.Schema))
 	require.NoError(t, db.Queue.Check(t.Context()))
-	found, err := db.Queue.Health(t.Context())
+	found, err := onceqops.New(db.Queue).Health(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, found)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // RequireEnqueued requires that exactly one job of a kind is there whose payload matches, and returns it and its payload. A
@@ -43,9 +44,9 @@ func enqueued[P any](db *DB, tx onceq.DB, kind onceq.Kind[P], match func(P) bool
 		tx = db.Pool
 	}
 	var lines []string
-	filter := onceq.Filter{Limit: 1000}
+	filter := onceqops.Filter{Limit: 1000}
 	for {
-		page, err := db.Queue.List(context.Background(), tx, filter)
+		page, err := onceqops.New(db.Queue).List(context.Background(), tx, filter)
 		if err != nil {
 			db.t.Fatalf("queuetest: looking for jobs of kind %q: %v", kind.Name, err)
 		}

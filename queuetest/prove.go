@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // EnvProve makes Prove repeat a single run and log everything that its processes did. Its value is the name of the run,
@@ -889,7 +890,7 @@ func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	effects, err := r.db.Queue.Effects(ctx, r.db.Pool, id)
+	effects, err := onceqops.New(r.db.Queue).Effects(ctx, r.db.Pool, id)
 	if err != nil {
 		return false, err
 	}
@@ -908,7 +909,7 @@ func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
 				resolution = onceq.Applied(r.v.calm.results[effect{strconv.Itoa(slices.Index(r.ids, id)), e.Name}])
 			}
 		}
-		if err := r.db.Queue.Resolve(ctx, r.db.Pool, id, e.Name, resolution); err != nil {
+		if err := onceqops.New(r.db.Queue).Resolve(ctx, r.db.Pool, id, e.Name, resolution); err != nil {
 			return false, err
 		}
 		return true, nil

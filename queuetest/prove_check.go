@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (r *proofRun) fail(format string, args ...any) {
@@ -135,7 +136,7 @@ func (r *proofRun) compare() {
 func (r *proofRun) outcomes(ctx context.Context) (map[effect]json.RawMessage, error) {
 	all := make(map[effect]json.RawMessage)
 	for i, id := range r.ids {
-		effects, err := r.db.Queue.Effects(ctx, r.db.Pool, id)
+		effects, err := onceqops.New(r.db.Queue).Effects(ctx, r.db.Pool, id)
 		if err != nil {
 			return nil, err
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -553,13 +554,13 @@ func TestAdvance_AJobGrowsOld(t *testing.T) {
 	require.Equal(t, 1, calls, "the effect is the job's all the time")
 
 	db.Advance(24 * time.Hour) // also for jobs in the history
-	_, err = db.Queue.Redrive(t.Context(), db.Pool, res.ID)
+	_, err = onceqops.New(db.Queue).Redrive(t.Context(), db.Pool, res.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateDead, db.RunOne(handler).State)
 	require.Equal(t, []int{0, 1, 2, 3, 4}, days)
 	require.Equal(t, 1, calls)
 	require.Len(t, keys, 1)
-	effects, err := db.Queue.Effects(t.Context(), db.Pool, res.ID)
+	effects, err := onceqops.New(db.Queue).Effects(t.Context(), db.Pool, res.ID)
 	require.NoError(t, err)
 	require.Len(t, effects, 1)
 	require.Contains(t, keys, effects[0].IdempotencyKey)

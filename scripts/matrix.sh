@@ -67,7 +67,7 @@ pgbouncer="$pgbouncer|TestSuccessor_ShutdownBehindABatch"
 # beside a table, or in an update a function that is not immutable. Roles and settings are those of one server, and nodes are not
 # stopped and started. A test's own handle is in no transaction and has no BeginTx, which Enqueue refuses there. Unit tests say nothing about a server.
 
-packages='. ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'
+packages='. ./onceqops ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'
 
 run() {
 	echo "== $1"

@@ -23,6 +23,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // Exit codes. They are part of the command's interface: docs/run/operations.md lists them.
@@ -76,6 +77,7 @@ type app struct {
 
 	pool *pgxpool.Pool
 	q    *onceq.Queue
+	ops  *onceqops.Ops
 	ask  bool // a command is running: what fails is no mistake in the arguments
 }
 
@@ -304,6 +306,7 @@ func (a *app) connect(ctx context.Context, checked bool) error {
 	if a.q, err = onceq.New(a.pool, &onceq.Config{Schema: a.schema, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return &exit{codeUsage, err}
 	}
+	a.ops = onceqops.New(a.q)
 	if checked {
 		var schema *onceq.SchemaError
 		if err := a.q.Check(ctx); errors.As(err, &schema) || errors.Is(err, context.DeadlineExceeded) || state(err) != "" {
@@ -457,7 +460,7 @@ func (a *app) code(err error) (code int, advice string) {
 		return codeNotFound, ""
 	case errors.As(err, &invalid):
 		return codeUsage, ""
-	case errors.Is(err, onceq.ErrHeld), errors.Is(err, onceq.ErrDuplicate), errors.Is(err, onceq.ErrUnfinished), errors.As(err, &owner):
+	case errors.Is(err, onceq.ErrHeld), errors.Is(err, onceq.ErrDuplicate), errors.Is(err, onceqops.ErrUnfinished), errors.As(err, &owner):
 		return codeRefused, ""
 	case state(err) == "42501":
 		return codeFailed, "The role lacks a right. As the owner of the tables: onceq migrate grants ROLE | psql"
@@ -515,16 +518,16 @@ func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 }
 
 // begins adds a line to the audit trail about a change that takes many statements. Without it nothing is to be changed.
-func (a *app) begins(ctx context.Context, action onceq.Action) error {
+func (a *app) begins(ctx context.Context, action onceqops.Action) error {
 	ctx, cancel := a.limited(context.WithoutCancel(ctx))
 	defer cancel()
 	action.Who, action.Outcome = a.person(), "begins"
-	_, err := a.q.RecordAction(ctx, a.pool, action)
+	_, err := a.ops.RecordAction(ctx, a.pool, action)
 	return err
 }
 
 // ended adds what became of it. If that fails, it says so, and what has happened stays.
-func (a *app) ended(ctx context.Context, action onceq.Action, said string, stopped bool, err error) {
+func (a *app) ended(ctx context.Context, action onceqops.Action, said string, stopped bool, err error) {
 	ctx, cancel := a.limited(context.WithoutCancel(ctx))
 	defer cancel()
 	if stopped {
@@ -536,7 +539,7 @@ func (a *app) ended(ctx context.Context, action onceq.Action, said string, stopp
 		said += "; " + err.Error()
 	}
 	action.Who, action.Outcome = a.person(), strings.ToValidUTF8(said[:min(len(said), 4000)], "")
-	if _, err := a.q.RecordAction(ctx, a.pool, action); err != nil {
+	if _, err := a.ops.RecordAction(ctx, a.pool, action); err != nil {
 		a.remark("onceq: the audit trail does not say what became of this: %s\n", err)
 	}
 }

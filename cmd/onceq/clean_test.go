@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -157,8 +158,8 @@ func TestTheTrail_NamesNoHost(t *testing.T) {
 	require.NoError(t, a.connect(t.Context(), true))
 	defer a.close()
 	for err, says := range map[error]string{refused: "3 cancelled; the connection was lost", errors.New("it is locked"): "3 cancelled; it is locked", nil: "3 cancelled"} {
-		a.ended(t.Context(), onceq.Action{What: "cancel"}, "3 cancelled", false, err)
-		trail, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{Limit: 1})
+		a.ended(t.Context(), onceqops.Action{What: "cancel"}, "3 cancelled", false, err)
+		trail, err := onceqops.New(db.Queue).Actions(t.Context(), db.Pool, onceqops.ActionFilter{Limit: 1})
 		require.NoError(t, err)
 		require.Equal(t, says, trail[0].Outcome)
 	}

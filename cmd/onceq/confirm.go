@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // consent is how somebody agrees to what cannot be undone, or touches many jobs.
@@ -141,7 +141,7 @@ var (
 
 // many runs a call that takes many jobs, statement by statement. Ctrl-c stops it between two statements, so that the counts are
 // right. Each statement has its own time limit.
-func (a *app) many(ctx context.Context, filter onceq.Filter, total int, call func(context.Context, onceq.Filter) error) (stopped bool, err error) {
+func (a *app) many(ctx context.Context, filter onceqops.Filter, total int, call func(context.Context, onceqops.Filter) error) (stopped bool, err error) {
 	p := a.progress()
 	defer p.end()
 	// The context of the call outlives ctrl-c, so that the statement under way ends by itself.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // finding is a line of doctor. What is a stable word for programs.
@@ -367,7 +368,7 @@ func (x *examination) plan(ctx context.Context) error {
 
 func (x *examination) health(ctx context.Context) error {
 	before := len(x.found)
-	found, err := x.a.q.Health(ctx)
+	found, err := x.a.ops.Health(ctx)
 	var schema *onceq.SchemaError
 	if errors.As(err, &schema) {
 		return nil // the next question says so
@@ -393,7 +394,7 @@ func (x *examination) health(ctx context.Context) error {
 }
 
 // advice is what to type. What Health itself advises is for people who write code.
-func advice(f onceq.Finding) string {
+func advice(f onceqops.Finding) string {
 	list := "onceq jobs list --state waiting,retrying --queue " + quoteArg(f.Queue)
 	switch {
 	case f.What == "waiting" && f.Queue == "onceqcron":
@@ -440,7 +441,7 @@ func advice(f onceq.Finding) string {
 }
 
 func (x *examination) pauses(ctx context.Context) error {
-	pauses, err := x.a.q.Pauses(ctx, x.a.pool)
+	pauses, err := x.a.ops.Pauses(ctx, x.a.pool)
 	for _, p := range pauses {
 		text := fmt.Sprintf("onceq resume --%s %s, when the reason is over", whatOf(p), quoteArg(p.Queue+p.Kind+p.Limit))
 		x.put(finding{
@@ -452,7 +453,7 @@ func (x *examination) pauses(ctx context.Context) error {
 }
 
 func (x *examination) workers(ctx context.Context) error {
-	workers, err := x.a.q.Workers(ctx, x.a.pool)
+	workers, err := x.a.ops.Workers(ctx, x.a.pool)
 	if err != nil {
 		return err
 	}
@@ -482,8 +483,8 @@ func (x *examination) workers(ctx context.Context) error {
 
 // gone names the queues of workers that were killed and that no live one serves: each by the worker that was seen last. A killed worker
 // whose queues others serve is no trouble.
-func (x *examination) gone(workers []onceq.WorkerInfo, served map[string]bool) {
-	last := make(map[string]onceq.WorkerInfo) // by queue
+func (x *examination) gone(workers []onceqops.WorkerInfo, served map[string]bool) {
+	last := make(map[string]onceqops.WorkerInfo) // by queue
 	covered := 0
 	for _, w := range workers {
 		if !w.Stale {
@@ -517,7 +518,7 @@ func (x *examination) gone(workers []onceq.WorkerInfo, served map[string]bool) {
 
 // kept looks for jobs that wait for a person.
 func (x *examination) kept(ctx context.Context) error {
-	stats, err := x.a.q.Stats(ctx)
+	stats, err := x.a.ops.Stats(ctx)
 	if err != nil {
 		return err
 	}
@@ -529,7 +530,7 @@ func (x *examination) kept(ctx context.Context) error {
 				return err
 			}
 			x.put(finding{
-				Level: "warning", What: "dead", Queue: s.Queue, Since: since, Detail: fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)),
+				Level: "warning", What: "dead", Queue: s.Queue, Since: since, Detail: fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceqops.StatsCap)),
 				Advice: "onceq jobs list --state dead --queue " + quoteArg(s.Queue) + "; then redrive or discard them",
 			})
 		}
@@ -540,7 +541,7 @@ func (x *examination) kept(ctx context.Context) error {
 			}
 			x.put(finding{
 				Level: "warning", What: "held", Queue: s.Queue, Since: since,
-				Detail: fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus(s.Held >= onceq.StatsCap)),
+				Detail: fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus(s.Held >= onceqops.StatsCap)),
 				Advice: "onceq effects list --queue " + quoteArg(s.Queue) + "; then resolve them",
 			})
 		}

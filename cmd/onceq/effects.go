@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) effectsCommand() *cobra.Command {
@@ -23,7 +24,7 @@ type effectJSON struct {
 	Queue    string `json:"queue"`
 	Key      string `json:"key,omitempty"`
 	JobState string `json:"job_state"`
-	onceq.EffectInfo
+	onceqops.EffectInfo
 }
 
 // doubtful are the states in which a job may have effects of unknown outcome.
@@ -87,12 +88,12 @@ policy in the next run, dead and cancelled ones keep them.`,
 	return cmd
 }
 
-func (a *app) doubts(ctx context.Context, filter onceq.Filter, limit int) (all []onceq.Doubt, next int64, err error) {
+func (a *app) doubts(ctx context.Context, filter onceqops.Filter, limit int) (all []onceqops.Doubt, next int64, err error) {
 	for {
 		filter.Limit, filter.WithoutPayloads = min(max(limit-len(all), 1), 200), !a.json
 		inner, cancel := a.limited(ctx)
-		var page []onceq.Doubt
-		page, next, err = a.q.Doubts(inner, a.pool, filter)
+		var page []onceqops.Doubt
+		page, next, err = a.ops.Doubts(inner, a.pool, filter)
 		cancel()
 		if all = append(all, page...); err != nil || next == 0 || len(all) >= limit {
 			return all, next, err
@@ -186,7 +187,7 @@ A held job runs again at once, when none of its effects is held any more. Flags 
 
 func (a *app) resolveOne(ctx context.Context, id int64, name string, answer onceq.Resolution, said, with, why string, agree consent) error {
 	inner, cancel := a.limited(ctx)
-	effects, err := a.q.Effects(inner, a.pool, id)
+	effects, err := a.ops.Effects(inner, a.pool, id)
 	cancel()
 	if err != nil {
 		return err
@@ -214,10 +215,10 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 	inner, cancel = a.limited(context.WithoutCancel(ctx))
 	defer cancel()
 	err = a.inTx(inner, func(tx pgx.Tx) error {
-		if err := a.q.Resolve(inner, tx, id, name, answer); err != nil {
+		if err := a.ops.Resolve(inner, tx, id, name, answer); err != nil {
 			return err
 		}
-		_, err := a.q.RecordAction(inner, tx, onceq.Action{Who: a.person(), What: "resolve", JobID: id, About: name, Why: why, Outcome: said})
+		_, err := a.ops.RecordAction(inner, tx, onceqops.Action{Who: a.person(), What: "resolve", JobID: id, About: name, Why: why, Outcome: said})
 		return err
 	})
 	if err != nil {
@@ -238,7 +239,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 	return nil
 }
 
-func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string, answer onceq.Resolution, said, with, why string, agree consent) error {
+func (a *app) resolveMany(ctx context.Context, filter onceqops.Filter, name string, answer onceq.Resolution, said, with, why string, agree consent) error {
 	about := fmt.Sprintf("effect %q of jobs: %s", name, words(filter))
 	counting := filter
 	if counting.Limit == 0 || counting.Limit > 10_000 {
@@ -280,14 +281,14 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 	if len(doubts) > 0 {
 		filter.After = doubts[0].Job.ID + 1 // not those that have come since
 	}
-	action := onceq.Action{What: "resolve", About: about, Why: why}
+	action := onceqops.Action{What: "resolve", About: about, Why: why}
 	if err := a.begins(ctx, action); err != nil {
 		return err
 	}
 	var resolved, redriven int
-	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceq.Filter) error {
+	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceqops.Filter) error {
 		var err error
-		resolved, redriven, err = a.q.ResolveMany(ctx, a.pool, f, name, answer)
+		resolved, redriven, err = a.ops.ResolveMany(ctx, a.pool, f, name, answer)
 		return err
 	})
 	outcome := fmt.Sprintf("%s settled as %s. %s run again.", plural(resolved, "effect"), said, plural(redriven, "job"))

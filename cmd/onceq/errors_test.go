@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -87,7 +88,7 @@ func TestWatch(t *testing.T) {
 	require.NoError(t, <-drained)
 
 	kill(t, db, 1)
-	dead, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
+	dead, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateDead}})
 	require.NoError(t, err)
 	a := do(t, db.URL, "jobs", "watch", fmt.Sprint(dead[0].ID), "--json")
 	require.Equal(t, codeFailed, a.code)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 var allStates = []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying,
@@ -68,8 +69,8 @@ func noneEmpty(cmd *cobra.Command) (err error) {
 }
 
 // filter is what the flags choose. Times that count from now count from the database's now.
-func (c *chosen) filter(ctx context.Context, a *app, possible, byDefault []onceq.State) (f onceq.Filter, err error) {
-	f = onceq.Filter{Queue: c.queue, Kind: c.kind, Scope: c.scope, Group: c.group, States: byDefault}
+func (c *chosen) filter(ctx context.Context, a *app, possible, byDefault []onceq.State) (f onceqops.Filter, err error) {
+	f = onceqops.Filter{Queue: c.queue, Kind: c.kind, Scope: c.scope, Group: c.group, States: byDefault}
 	f.All = len(c.states) > 0 || c.createdFrom != "" || c.createdB != "" // who names a state or a time means every queue
 	if len(c.states) > 0 {
 		f.States = nil
@@ -88,7 +89,7 @@ func (c *chosen) filter(ctx context.Context, a *app, possible, byDefault []onceq
 }
 
 // words says in words what a filter chooses.
-func words(f onceq.Filter) string {
+func words(f onceqops.Filter) string {
 	var all []string
 	if len(f.States) > 0 {
 		all = append(all, strings.Join(stateNames(f.States), " or "))

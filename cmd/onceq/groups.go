@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) groupsCommand() *cobra.Command {
@@ -60,7 +61,7 @@ for a person, run the job anyway, or cancel it.`,
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			groups, err := a.q.Groups(ctx, a.pool, after, limit)
+			groups, err := a.ops.Groups(ctx, a.pool, after, limit)
 			if err != nil {
 				return err
 			}
@@ -127,13 +128,13 @@ It is known as long as that job is. onceq jobs list --group GROUP shows its memb
 			}
 			var people []onceq.JobInfo
 			if g.Dead+g.Held > 0 && after == 0 {
-				people, err = a.q.List(ctx, a.pool, onceq.Filter{Group: g.ID, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: min(limit, 1000), WithoutPayloads: !a.json})
+				people, err = a.ops.List(ctx, a.pool, onceqops.Filter{Group: g.ID, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: min(limit, 1000), WithoutPayloads: !a.json})
 				if err != nil {
 					return err
 				}
 			}
 			var members []onceq.Member
-			for m, err := range a.q.Members(ctx, a.pool, g.ID, onceq.Filter{After: after, Limit: limit}) {
+			for m, err := range a.ops.Members(ctx, a.pool, g.ID, onceqops.Filter{After: after, Limit: limit}) {
 				if err != nil {
 					return err
 				}
@@ -214,18 +215,18 @@ Members that other jobs wait for too are cancelled all the same. onceq jobs redr
 				}
 				return dried(err)
 			}
-			action := onceq.Action{What: "cancel group", JobID: g.ID, About: "group " + strconv.FormatInt(g.ID, 10), Why: why}
+			action := onceqops.Action{What: "cancel group", JobID: g.ID, About: "group " + strconv.FormatInt(g.ID, 10), Why: why}
 			if err := a.begins(cmd.Context(), action); err != nil {
 				return err
 			}
-			// As Queue.CancelGroup does it, but each of its statements has its own time limit, and ctrl-c stops between two.
+			// As Ops.CancelGroup does it, but each of its statements has its own time limit, and ctrl-c stops between two.
 			inner, cancel = a.limited(context.WithoutCancel(cmd.Context()))
-			cancelled, asked, err := a.q.CancelMany(inner, a.pool, onceq.Filter{IDs: []int64{g.ID}})
+			cancelled, asked, err := a.ops.CancelMany(inner, a.pool, onceqops.Filter{IDs: []int64{g.ID}})
 			cancel()
 			stopped := false
 			if err == nil {
-				stopped, err = a.many(cmd.Context(), onceq.Filter{Group: g.ID}, g.Open, func(ctx context.Context, f onceq.Filter) error {
-					n, more, err := a.q.CancelMany(ctx, a.pool, f)
+				stopped, err = a.many(cmd.Context(), onceqops.Filter{Group: g.ID}, g.Open, func(ctx context.Context, f onceqops.Filter) error {
+					n, more, err := a.ops.CancelMany(ctx, a.pool, f)
 					cancelled, asked = cancelled+n, asked+more
 					return err
 				})

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) jobsCommand() *cobra.Command {
@@ -87,12 +88,12 @@ thousand jobs a statement, prints what it has found, and says where to go on. Wi
 const listTime = 5 * time.Second
 
 // list reads pages until it has as many jobs as asked for, or finds too few. next says where to go on; it is 0 for the end.
-func (a *app) list(ctx context.Context, filter onceq.Filter, limit int) (jobs []onceq.JobInfo, next int64, err error) {
+func (a *app) list(ctx context.Context, filter onceqops.Filter, limit int) (jobs []onceq.JobInfo, next int64, err error) {
 	found := time.Now() // when a page was last full
 	for len(jobs) < limit {
 		filter.Limit, filter.WithoutPayloads = min(limit-len(jobs), 200), !a.json
 		inner, cancel := a.limited(ctx)
-		page, after, err := a.q.Page(inner, a.pool, filter)
+		page, after, err := a.ops.Page(inner, a.pool, filter)
 		cancel()
 		if err != nil {
 			return nil, 0, err
@@ -142,9 +143,9 @@ func when(j onceq.JobInfo, now time.Time) string {
 // shown is a job with everything around it, for programs.
 type shown struct {
 	onceq.JobInfo
-	Effects []onceq.EffectInfo `json:"effects"`
-	Actions []onceq.Action     `json:"actions"`
-	Groups  []int64            `json:"groups"` // that it is a member of
+	Effects []onceqops.EffectInfo `json:"effects"`
+	Actions []onceqops.Action     `json:"actions"`
+	Groups  []int64               `json:"groups"` // that it is a member of
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -183,17 +184,17 @@ func (a *app) showCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if s.Effects, err = a.q.Effects(ctx, a.pool, s.ID); err != nil {
+			if s.Effects, err = a.ops.Effects(ctx, a.pool, s.ID); err != nil {
 				return err
 			}
-			if s.Actions, err = a.q.Actions(ctx, a.pool, onceq.ActionFilter{JobID: s.ID, Limit: 20}); err != nil {
+			if s.Actions, err = a.ops.Actions(ctx, a.pool, onceqops.ActionFilter{JobID: s.ID, Limit: 20}); err != nil {
 				return err
 			}
-			if s.Groups, err = a.q.GroupsOf(ctx, a.pool, s.ID); err != nil {
+			if s.Groups, err = a.ops.GroupsOf(ctx, a.pool, s.ID); err != nil {
 				return err
 			}
 			if a.json {
-				s.Effects, s.Actions = append([]onceq.EffectInfo{}, s.Effects...), append([]onceq.Action{}, s.Actions...)
+				s.Effects, s.Actions = append([]onceqops.EffectInfo{}, s.Effects...), append([]onceqops.Action{}, s.Actions...)
 				return a.printJSON(s)
 			}
 			now, err := a.now(cmd.Context())
@@ -360,7 +361,7 @@ func (a *app) explainCommand() *cobra.Command {
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			e, err := a.q.Explain(ctx, a.pool, ids[0])
+			e, err := a.ops.Explain(ctx, a.pool, ids[0])
 			switch {
 			case err != nil:
 				return err
@@ -369,7 +370,7 @@ func (a *app) explainCommand() *cobra.Command {
 				e.Reasons[i].Advice = a.typed(r.Advice)
 			}
 			switch {
-			case e.Cause() == onceq.CauseUnknown:
+			case e.Cause() == onceqops.CauseUnknown:
 				return &exit{codeNotFound, errors.New(e.String())}
 			case a.json:
 				if job, err := a.q.Get(ctx, a.pool, ids[0]); err == nil { // with its payload; it may have gone meanwhile
@@ -400,7 +401,7 @@ type verb struct {
 	warning  string
 	warn     func(ctx context.Context) (string, error) // the warning, if it takes a look
 	one      func(ctx context.Context, tx pgx.Tx, id int64) (what string, err error)
-	many     func(ctx context.Context, f onceq.Filter) (result map[string]int, err error)
+	many     func(ctx context.Context, f onceqops.Filter) (result map[string]int, err error)
 	words    func(result map[string]int) string
 }
 
@@ -464,7 +465,7 @@ const gone = "is unknown, or ended and was not kept (Kind.Keep)"
 func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why string) error {
 	if v.always || agree.dry {
 		inner, cancel := a.limited(ctx)
-		jobs, err := a.q.List(inner, a.pool, onceq.Filter{IDs: ids, Limit: 1000, WithoutPayloads: true})
+		jobs, err := a.ops.List(inner, a.pool, onceqops.Filter{IDs: ids, Limit: 1000, WithoutPayloads: true})
 		cancel()
 		if err != nil {
 			return err
@@ -493,7 +494,7 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 			if what, err = v.one(inner, tx, id); err != nil {
 				return err
 			}
-			_, err = a.q.RecordAction(inner, tx, onceq.Action{Who: a.person(), What: v.name, JobID: id, Why: why, Outcome: what})
+			_, err = a.ops.RecordAction(inner, tx, onceqops.Action{Who: a.person(), What: v.name, JobID: id, Why: why, Outcome: what})
 			return err
 		})
 		cancel()
@@ -528,13 +529,13 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 }
 
 // byFilter does it to all jobs that the filter chooses, 500 a statement.
-func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree consent, why string) error {
+func (a *app) byFilter(ctx context.Context, v verb, filter onceqops.Filter, agree consent, why string) error {
 	counting := filter
 	if counting.Limit == 0 || counting.Limit > countLimit {
 		counting.Limit = countLimit
 	}
 	inner, cancel := a.limited(ctx)
-	total, err := a.q.Count(inner, a.pool, counting)
+	total, err := a.ops.Count(inner, a.pool, counting)
 	cancel()
 	if err != nil {
 		return err
@@ -564,12 +565,12 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 	if len(first) > 0 {
 		filter.After = first[0].ID + 1 // not those that have come since
 	}
-	action := onceq.Action{What: v.name, About: about, Why: why}
+	action := onceqops.Action{What: v.name, About: about, Why: why}
 	if err := a.begins(ctx, action); err != nil {
 		return err
 	}
 	var result map[string]int
-	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceq.Filter) error {
+	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceqops.Filter) error {
 		var err error
 		result, err = v.many(ctx, f)
 		return err
@@ -615,7 +616,7 @@ func (a *app) cancelCommand() *cobra.Command {
 		name: "cancel", possible: unfinished(), byFlags: unfinished(), always: true,
 		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
 			if keep { // Cancel then says what became of it
-				if _, _, err := a.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{id}, KeepKeys: true}); err != nil {
+				if _, _, err := a.ops.CancelMany(ctx, tx, onceqops.Filter{IDs: []int64{id}, KeepKeys: true}); err != nil {
 					return "", err
 				}
 			}
@@ -625,9 +626,9 @@ func (a *app) cancelCommand() *cobra.Command {
 			}
 			return s.String(), err
 		},
-		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+		many: func(ctx context.Context, f onceqops.Filter) (map[string]int, error) {
 			f.KeepKeys = keep
-			cancelled, asked, err := a.q.CancelMany(ctx, a.pool, f)
+			cancelled, asked, err := a.ops.CancelMany(ctx, a.pool, f)
 			return map[string]int{"cancelled": cancelled, "asked": asked}, err
 		},
 		words: func(r map[string]int) string {
@@ -648,14 +649,14 @@ func (a *app) retryCommand() *cobra.Command {
 	return a.verbCommand(verb{
 		name: "retry", possible: possible, byFlags: possible[:1],
 		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
-			s, err := a.q.Retry(ctx, tx, id)
+			s, err := a.ops.Retry(ctx, tx, id)
 			if err == nil && s.Finished() {
 				return "", &exit{codeRefused, fmt.Errorf("job %d is %s, and retry is for jobs that are delayed or wait for their next attempt; see: onceq jobs redrive --help", id, s)}
 			}
 			return s.String(), err
 		},
-		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
-			n, err := a.q.RetryMany(ctx, a.pool, f)
+		many: func(ctx context.Context, f onceqops.Filter) (map[string]int, error) {
+			n, err := a.ops.RetryMany(ctx, a.pool, f)
 			return map[string]int{"retried": n}, err
 		},
 		words: func(r map[string]int) string { return plural(r["retried"], "job") + " run now." },
@@ -670,14 +671,14 @@ func (a *app) redriveCommand() *cobra.Command {
 	return a.verbCommand(verb{
 		name: "redrive", possible: possible, byFlags: possible[:1],
 		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
-			s, err := a.q.Redrive(ctx, tx, id)
+			s, err := a.ops.Redrive(ctx, tx, id)
 			if errors.Is(err, onceq.ErrHeld) {
 				return "", &exit{codeRefused, fmt.Errorf("job %d has a held effect: say whether it happened with onceq effects resolve %d NAME, and it runs again", id, id)}
 			}
 			return s.String(), err
 		},
-		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
-			back, taken, err := a.q.RedriveMany(ctx, a.pool, f)
+		many: func(ctx context.Context, f onceqops.Filter) (map[string]int, error) {
+			back, taken, err := a.ops.RedriveMany(ctx, a.pool, f)
 			return map[string]int{"redriven": back, "taken": taken}, err
 		},
 		words: func(r map[string]int) string {
@@ -700,10 +701,10 @@ func (a *app) discardCommand() *cobra.Command {
 		name: "discard", possible: possible, byFlags: possible[:1], always: true,
 		warning: " This cannot be undone: keys are free at once, and what is known of effects is deleted.",
 		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
-			return "discarded", a.q.Discard(ctx, tx, id)
+			return "discarded", a.ops.Discard(ctx, tx, id)
 		},
-		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
-			n, err := a.q.DiscardMany(ctx, a.pool, f)
+		many: func(ctx context.Context, f onceqops.Filter) (map[string]int, error) {
+			n, err := a.ops.DiscardMany(ctx, a.pool, f)
 			return map[string]int{"discarded": n}, err
 		},
 		words: func(r map[string]int) string { return plural(r["discarded"], "job") + " discarded." },
@@ -722,15 +723,15 @@ func (a *app) moveCommand() *cobra.Command {
 		warn: func(ctx context.Context) (string, error) {
 			ctx, cancel := a.limited(ctx)
 			defer cancel()
-			workers, err := a.q.Workers(ctx, a.pool)
+			workers, err := a.ops.Workers(ctx, a.pool)
 			text := fmt.Sprintf(" They go to queue %q.", to)
-			if !slices.ContainsFunc(workers, func(w onceq.WorkerInfo) bool { _, serves := w.Queues[to]; return serves && !w.Stale }) {
+			if !slices.ContainsFunc(workers, func(w onceqops.WorkerInfo) bool { _, serves := w.Queues[to]; return serves && !w.Stale }) {
 				text = a.typed(fmt.Sprintf(" They go to queue %q, WHICH NO WORKER SERVES NOW: see onceq workers.", to))
 			}
 			return text, err
 		},
 		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
-			moved, err := a.q.Move(ctx, tx, id, to)
+			moved, err := a.ops.Move(ctx, tx, id, to)
 			if err != nil || moved {
 				return "moved to queue " + strconv.Quote(to), err
 			}
@@ -745,8 +746,8 @@ func (a *app) moveCommand() *cobra.Command {
 			}
 			return "", &exit{codeRefused, fmt.Errorf("job %d is with a worker, or was until its lease ran out, and only what nobody has can be moved; wait for its attempt to end, or: onceq jobs cancel %d, onceq jobs redrive %d, and move it", id, id, id)}
 		},
-		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
-			n, err := a.q.MoveMany(ctx, a.pool, f, to)
+		many: func(ctx context.Context, f onceqops.Filter) (map[string]int, error) {
+			n, err := a.ops.MoveMany(ctx, a.pool, f, to)
 			return map[string]int{"moved": n}, err
 		},
 		words: func(r map[string]int) string {

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
-	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) lanesCommand() *cobra.Command {
@@ -18,7 +18,7 @@ func (a *app) lanesCommand() *cobra.Command {
 }
 
 func (a *app) laneListCommand() *cobra.Command {
-	var filter onceq.LaneFilter
+	var filter onceqops.LaneFilter
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List lanes that jobs wait for, and what holds each",
@@ -26,12 +26,14 @@ func (a *app) laneListCommand() *cobra.Command {
 jobs are due and wait for a place; OLDEST says for how long the first of these has been due. DELAYED ones are not due yet.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return listed(a, cmd, page[onceq.LaneInfo]{
+			return listed(a, cmd, page[onceqops.LaneInfo]{
 				name: "lanes", none: "No job waits for a lane.", limit: filter.Limit,
-				read: func(ctx context.Context) ([]onceq.LaneInfo, error) { return a.q.Lanes(ctx, a.pool, filter) },
-				key:  func(l onceq.LaneInfo) string { return l.Lane },
-				json: func(all []onceq.LaneInfo) any { return lanesJSON(all) },
-				table: func(lanes []onceq.LaneInfo) *table {
+				read: func(ctx context.Context) ([]onceqops.LaneInfo, error) {
+					return a.ops.Lanes(ctx, a.pool, filter)
+				},
+				key:  func(l onceqops.LaneInfo) string { return l.Lane },
+				json: func(all []onceqops.LaneInfo) any { return lanesJSON(all) },
+				table: func(lanes []onceqops.LaneInfo) *table {
 					t := newTable("LANE", "LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED", "WHY").numbers("LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED")
 					for _, l := range lanes {
 						t.add(l.Lane, l.Limit, number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed), whyLane(l))
@@ -95,12 +97,12 @@ func listed[T any](a *app, cmd *cobra.Command, p page[T]) error {
 
 // laneJSON is a lane for programs.
 type laneJSON struct {
-	onceq.LaneInfo
+	onceqops.LaneInfo
 	Oldest float64 `json:"oldest_seconds"`
 	Why    string  `json:"why"`
 }
 
-func lanesJSON(lanes []onceq.LaneInfo) []laneJSON {
+func lanesJSON(lanes []onceqops.LaneInfo) []laneJSON {
 	all := []laneJSON{}
 	for _, l := range lanes {
 		seconds := l.Oldest.Seconds()
@@ -111,7 +113,7 @@ func lanesJSON(lanes []onceq.LaneInfo) []laneJSON {
 }
 
 // whyLane says in a few words what a lane's jobs wait for.
-func whyLane(l onceq.LaneInfo) string {
+func whyLane(l onceqops.LaneInfo) string {
 	ids := func(ids []int64) string {
 		text := strings.Trim(fmt.Sprint(ids), "[]")
 		if len(ids) == 10 {
@@ -176,9 +178,9 @@ runs at a time.`,
 			}
 			said := fmt.Sprintf("The limit of %s is %d.", about, was)
 			if n >= 0 || remove {
-				now, err := a.setLimit(ctx, family, name, n, func(now int) onceq.Action {
+				now, err := a.setLimit(ctx, family, name, n, func(now int) onceqops.Action {
 					said = fmt.Sprintf("The limit of %s is %d now; it was %d.", about, now, was)
-					return onceq.Action{Who: a.person(), What: "lane limit", About: about, Why: why, Outcome: said}
+					return onceqops.Action{Who: a.person(), What: "lane limit", About: about, Why: why, Outcome: said}
 				})
 				if err != nil {
 					return err
@@ -204,7 +206,7 @@ runs at a time.`,
 }
 
 // setLimit sets a limit, or removes it if n is negative, in one transaction with its line in the audit trail.
-func (a *app) setLimit(ctx context.Context, family, name string, n int, action func(now int) onceq.Action) (now int, err error) {
+func (a *app) setLimit(ctx context.Context, family, name string, n int, action func(now int) onceqops.Action) (now int, err error) {
 	err = a.inTx(ctx, func(tx pgx.Tx) (err error) {
 		if n >= 0 {
 			err = a.q.SetLaneLimit(ctx, tx, family, name, n)
@@ -217,7 +219,7 @@ func (a *app) setLimit(ctx context.Context, family, name string, n int, action f
 		if now, err = a.q.LaneLimit(ctx, tx, family, name); err != nil {
 			return err
 		}
-		_, err = a.q.RecordAction(ctx, tx, action(now))
+		_, err = a.ops.RecordAction(ctx, tx, action(now))
 		return err
 	})
 	return now, err
@@ -227,30 +229,30 @@ func (a *app) setLimit(ctx context.Context, family, name string, n int, action f
 // one of these may be meant.
 func (a *app) unusedLane(ctx context.Context, family, name string) (string, error) {
 	const most = 1000
-	of, err := a.q.Lanes(ctx, a.pool, onceq.LaneFilter{Family: family, Limit: most})
+	of, err := a.ops.Lanes(ctx, a.pool, onceqops.LaneFilter{Family: family, Limit: most})
 	if err != nil {
 		return "", err
 	}
 	if len(of) > 0 {
-		if name == "" || len(of) == most || slices.ContainsFunc(of, func(l onceq.LaneInfo) bool { return l.Lane == family+"/"+name }) {
+		if name == "" || len(of) == most || slices.ContainsFunc(of, func(l onceqops.LaneInfo) bool { return l.Lane == family+"/"+name }) {
 			return "", nil
 		}
-		return " No job waits for that lane now; jobs do wait for " + firstNames(of, func(l onceq.LaneInfo) string { return l.Lane }), nil
+		return " No job waits for that lane now; jobs do wait for " + firstNames(of, func(l onceqops.LaneInfo) string { return l.Lane }), nil
 	}
-	workers, err := a.q.Workers(ctx, a.pool)
-	if err != nil || slices.ContainsFunc(workers, func(w onceq.WorkerInfo) bool { return slices.Contains(w.Kinds, family) }) {
+	workers, err := a.ops.Workers(ctx, a.pool)
+	if err != nil || slices.ContainsFunc(workers, func(w onceqops.WorkerInfo) bool { return slices.Contains(w.Kinds, family) }) {
 		return "", err
 	}
 	said := fmt.Sprintf(" No job waits for a lane of family %q, and no worker has a kind of that name: is that its name?", family)
-	all, err := a.q.Lanes(ctx, a.pool, onceq.LaneFilter{Limit: most})
+	all, err := a.ops.Lanes(ctx, a.pool, onceqops.LaneFilter{Limit: most})
 	if err == nil && len(all) > 0 {
-		said += " Jobs wait for lanes of " + firstNames(all, func(l onceq.LaneInfo) string { return l.Lane[:strings.Index(l.Lane, "/")+1] })
+		said += " Jobs wait for lanes of " + firstNames(all, func(l onceqops.LaneInfo) string { return l.Lane[:strings.Index(l.Lane, "/")+1] })
 	}
 	return said, err
 }
 
 // firstNames lists up to five names, each once.
-func firstNames(all []onceq.LaneInfo, name func(onceq.LaneInfo) string) string {
+func firstNames(all []onceqops.LaneInfo, name func(onceqops.LaneInfo) string) string {
 	var names []string
 	for _, l := range all {
 		if quoted := strconv.Quote(name(l)); !slices.Contains(names, quoted) {

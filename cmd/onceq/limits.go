@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/onceq/onceq"
 	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) limitsCommand() *cobra.Command {
@@ -16,7 +18,7 @@ func (a *app) limitsCommand() *cobra.Command {
 }
 
 func (a *app) limitListCommand() *cobra.Command {
-	var filter onceq.LimitFilter
+	var filter onceqops.LimitFilter
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List limits that are set or that jobs wait for, and what holds each",
@@ -25,12 +27,14 @@ and wait for the limit; OLDEST says for how long the first of these has waited. 
 rate: when the next job can start. A limit that is "not set itself" is its family's, or one at a time: its name may be misspelt.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return listed(a, cmd, page[onceq.LimitInfo]{
+			return listed(a, cmd, page[onceqops.LimitInfo]{
 				name: "limits", none: "No limit is set, and no job waits for one.", limit: filter.Limit,
-				read: func(ctx context.Context) ([]onceq.LimitInfo, error) { return a.q.Limits(ctx, a.pool, filter) },
-				key:  func(l onceq.LimitInfo) string { return l.Name },
-				json: func(all []onceq.LimitInfo) any { return append([]onceq.LimitInfo{}, all...) },
-				table: func(limits []onceq.LimitInfo) *table {
+				read: func(ctx context.Context) ([]onceqops.LimitInfo, error) {
+					return a.ops.Limits(ctx, a.pool, filter)
+				},
+				key:  func(l onceqops.LimitInfo) string { return l.Name },
+				json: func(all []onceqops.LimitInfo) any { return append([]onceqops.LimitInfo{}, all...) },
+				table: func(limits []onceqops.LimitInfo) *table {
 					t := newTable("LIMIT", "ALLOWS", "LIVE", "WAITING", "OLDEST", "DELAYED", "NEXT SLOT").numbers("LIVE", "WAITING", "OLDEST", "DELAYED")
 					for _, l := range limits {
 						allows := l.Limit.String()
@@ -97,10 +101,10 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 	}
 	ctx, cancel := a.limited(cmd.Context())
 	defer cancel()
-	var now onceq.LimitInfo
+	var now onceqops.LimitInfo
 	var said string
 	err := a.inTx(ctx, func(tx pgx.Tx) error {
-		was, err := a.q.Limit(ctx, tx, name)
+		was, err := a.ops.Limit(ctx, tx, name)
 		if err != nil {
 			return err
 		}
@@ -116,7 +120,7 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 		if err != nil {
 			return err
 		}
-		if now, err = a.q.Limit(ctx, tx, name); err != nil {
+		if now, err = a.ops.Limit(ctx, tx, name); err != nil {
 			return err
 		}
 		said = fmt.Sprintf("The limit is %s now; it was %s.", now.Limit, was.Limit)
@@ -127,7 +131,7 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 			}
 			said += hint
 		}
-		_, err = a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: "limit", About: fmt.Sprintf("limit %q", name), Why: why, Outcome: said})
+		_, err = a.ops.RecordAction(ctx, tx, onceqops.Action{Who: a.person(), What: "limit", About: fmt.Sprintf("limit %q", name), Why: why, Outcome: said})
 		return err
 	})
 	switch {
@@ -143,7 +147,7 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 // unused says that no job has or waits for a limit, and which limits jobs do wait for although nobody has set them: one of these may be
 // meant.
 func (a *app) unused(ctx context.Context, tx pgx.Tx, name string) (string, error) {
-	all, err := a.q.Limits(ctx, tx, onceq.LimitFilter{Limit: 1000})
+	all, err := a.ops.Limits(ctx, tx, onceqops.LimitFilter{Limit: 1000})
 	if err != nil {
 		return "", err
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -139,7 +140,7 @@ func hold(t *testing.T, db *queuetest.DB, n int) (ids []int64) {
 		return err
 	})
 	db.Drain(handler)
-	_, err := db.Queue.RetryMany(t.Context(), db.Pool, onceq.Filter{Kind: "charge"})
+	_, err := onceqops.New(db.Queue).RetryMany(t.Context(), db.Pool, onceqops.Filter{Kind: "charge"})
 	require.NoError(t, err)
 	db.Drain(handler)
 	return ids

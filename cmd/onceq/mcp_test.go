@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -110,7 +111,7 @@ func TestMCP_RefusesWhatItDoesNotServe(t *testing.T) {
 		require.True(t, failed, "%s %v", c.tool, c.args)
 		require.Contains(t, text, c.says)
 	}
-	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
+	jobs, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateDead}})
 	require.NoError(t, err)
 	require.Len(t, jobs, 1, "nothing was discarded")
 }
@@ -160,13 +161,13 @@ func TestMCP_Acts(t *testing.T) {
 	require.False(t, failed, text)
 	text, failed = called(t, s, "jobs_redrive", map[string]any{"kind": "mail", "why": "the provider is back"})
 	require.False(t, failed, text)
-	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{Kind: "mail"})
+	jobs, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{Kind: "mail"})
 	require.NoError(t, err)
 	require.Len(t, jobs, 2)
 	for _, j := range jobs {
 		require.Equal(t, onceq.StateWaiting, j.State)
 	}
-	actions, err := db.Queue.Actions(t.Context(), db.Pool, onceq.ActionFilter{})
+	actions, err := onceqops.New(db.Queue).Actions(t.Context(), db.Pool, onceqops.ActionFilter{})
 	require.NoError(t, err)
 	require.NotEmpty(t, actions)
 	for _, one := range actions {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) migrateCommand() *cobra.Command {
@@ -149,7 +150,7 @@ history. The schema itself stays. Stop all workers first. What another migration
 						what   string
 						states []onceq.State
 					}{{"unfinished", unfinished()}, {"dead", []onceq.State{onceq.StateDead}}, {"held", []onceq.State{onceq.StateHeld}}} {
-						n, err := a.q.Count(inner, a.pool, onceq.Filter{States: c.states, Limit: countLimit})
+						n, err := a.ops.Count(inner, a.pool, onceqops.Filter{States: c.states, Limit: countLimit})
 						if err != nil {
 							cancel()
 							return err

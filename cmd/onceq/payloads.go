@@ -5,7 +5,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const payloadsText = `The types of the payloads are in your program, so your program has to decode them. Queue.CheckPayloads does that: it decodes every job
+const payloadsText = `The types of the payloads are in your program, so your program has to decode them. Ops.CheckPayloads does that: it decodes every job
 that may run again with the handlers of the new version, runs none of them, and changes nothing. Give the program a command for it,
 
     kinds, err := q.CheckPayloads(ctx, handlers...)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // queueJSON is a queue for programs.
@@ -41,7 +42,7 @@ type minuteJSON struct {
 	P95Seconds float64 `json:"p95_seconds"`
 }
 
-func queuesJSON(stats []onceq.QueueStats, counted map[string]onceq.Counts) []queueJSON {
+func queuesJSON(stats []onceqops.QueueStats, counted map[string]onceqops.Counts) []queueJSON {
 	all := []queueJSON{}
 	for _, s := range stats {
 		one := queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Blocked, s.Oldest.Seconds(), s.More, s.Capped, s.Paused, nil}
@@ -88,25 +89,25 @@ there are the last thirty minutes, one by one.`,
 	}
 }
 
-func (a *app) stats(ctx context.Context, queues ...string) ([]onceq.QueueStats, error) {
+func (a *app) stats(ctx context.Context, queues ...string) ([]onceqops.QueueStats, error) {
 	ctx, cancel := a.limited(ctx)
 	defer cancel()
 	if len(queues) == 0 {
 		queues = nil
 	}
-	return a.q.Stats(ctx, queues...)
+	return a.ops.Stats(ctx, queues...)
 }
 
 // counts returns what workers have counted in the last half hour, by queue.
-func (a *app) counts(ctx context.Context, queues ...string) (map[string]onceq.Counts, error) {
+func (a *app) counts(ctx context.Context, queues ...string) (map[string]onceqops.Counts, error) {
 	ctx, cancel := a.limited(ctx)
 	defer cancel()
-	filter := onceq.CountFilter{Minutes: 30}
+	filter := onceqops.CountFilter{Minutes: 30}
 	if len(queues) == 1 {
 		filter.Queue = queues[0]
 	}
-	list, err := a.q.Counts(ctx, a.pool, filter)
-	all := make(map[string]onceq.Counts, len(list))
+	list, err := a.ops.Counts(ctx, a.pool, filter)
+	all := make(map[string]onceqops.Counts, len(list))
 	for _, c := range list {
 		all[c.Queue] = c
 	}
@@ -133,7 +134,7 @@ func took(d time.Duration) string {
 }
 
 // spark draws numbers as small bars, the greatest of them the highest.
-func spark(minutes []onceq.Count) string {
+func spark(minutes []onceqops.Count) string {
 	most := 0
 	for _, c := range minutes {
 		most = max(most, c.Completed)
@@ -148,7 +149,7 @@ func spark(minutes []onceq.Count) string {
 	return string(line)
 }
 
-func queueTable(stats []onceq.QueueStats, counted map[string]onceq.Counts, sparks bool) *table {
+func queueTable(stats []onceqops.QueueStats, counted map[string]onceqops.Counts, sparks bool) *table {
 	header := []string{"QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "BLOCKED", "DEAD", "HELD", "DONE/MIN", "FAILED/MIN", "P95", ""}
 	t := newTable(header...).numbers(header[1:13]...)
 	t.spare = []string{"AHEAD", "BLOCKED", "", "DELAYED", "HELD", "DEAD", "RETRYING", "FAILED/MIN"}
@@ -158,12 +159,12 @@ func queueTable(stats []onceq.QueueStats, counted map[string]onceq.Counts, spark
 	for _, s := range stats {
 		rate := counted[s.Queue].Last(rateOf)
 		n := func(n int) string {
-			if n >= onceq.StatsCap {
+			if n >= onceqops.StatsCap {
 				return number(n) + "+"
 			}
 			return number(n)
 		}
-		live := func(n int) string { return number(n) + map[bool]string{true: "+"}[s.More || n >= onceq.StatsCap] }
+		live := func(n int) string { return number(n) + map[bool]string{true: "+"}[s.More || n >= onceqops.StatsCap] }
 		t.add(s.Queue, live(s.Waiting), ago(s.Oldest), live(s.Running), live(s.Leased-s.Running), live(s.Retrying), live(s.Delayed), n(s.Blocked), n(s.Dead), n(s.Held),
 			perMinute(rate.Completed), perMinute(rate.Failed+rate.Dead), took(rate.Percentile(95)), map[bool]string{false: "paused"}[s.Paused.IsZero()])
 		if sparks {
@@ -197,7 +198,7 @@ by default the name of its kind; without --scope it is looked up in every scope.
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			keys, err := a.q.Keys(ctx, a.pool, scope, args[0])
+			keys, err := a.ops.Keys(ctx, a.pool, scope, args[0])
 			if err != nil {
 				return err
 			}
@@ -227,7 +228,7 @@ by default the name of its kind; without --scope it is looked up in every scope.
 }
 
 func (a *app) actionsCommand() *cobra.Command {
-	var filter onceq.ActionFilter
+	var filter onceqops.ActionFilter
 	cmd := &cobra.Command{
 		Use:   "actions",
 		Short: "Say who did what to jobs, and why: the audit trail",
@@ -238,12 +239,12 @@ func (a *app) actionsCommand() *cobra.Command {
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			actions, err := a.q.Actions(ctx, a.pool, filter)
+			actions, err := a.ops.Actions(ctx, a.pool, filter)
 			if err != nil {
 				return err
 			}
 			if a.json {
-				return a.printJSON(map[string]any{"actions": append([]onceq.Action{}, actions...)})
+				return a.printJSON(map[string]any{"actions": append([]onceqops.Action{}, actions...)})
 			}
 			t := newTable("ID", "AT", "WHO", "WHAT", "JOB", "ABOUT", "OUTCOME", "WHY").numbers("ID", "JOB")
 			for _, x := range actions {

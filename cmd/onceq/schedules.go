@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
-	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) schedulesCommand() *cobra.Command {
@@ -192,7 +192,7 @@ func (a *app) change(cmd *cobra.Command, what, name, why string, fn func(ctx con
 		if said, result, err = fn(ctx, s, tx); err != nil {
 			return err
 		}
-		_, err := a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: what, About: "schedule " + name, Why: why, Outcome: said})
+		_, err := a.ops.RecordAction(ctx, tx, onceqops.Action{Who: a.person(), What: what, About: "schedule " + name, Why: why, Outcome: said})
 		return err
 	})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -135,7 +136,7 @@ func TestAsking(t *testing.T) {
 
 func dead(t *testing.T, db *queuetest.DB) (ids []int64) {
 	t.Helper()
-	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
+	jobs, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateDead}})
 	require.NoError(t, err)
 	for _, j := range jobs {
 		ids = append(ids, j.ID)

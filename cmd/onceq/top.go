@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) topCommand() *cobra.Command {
@@ -41,11 +42,11 @@ when, and goes on when that is back. With --json it prints one line for each loo
 // look is what top shows.
 type look struct {
 	at       time.Time
-	stats    []onceq.QueueStats
-	counted  map[string]onceq.Counts
+	stats    []onceqops.QueueStats
+	counted  map[string]onceqops.Counts
 	read     time.Time // of counted
 	running  []onceq.JobInfo
-	findings []onceq.Finding
+	findings []onceqops.Finding
 	health   time.Time // of the findings
 }
 
@@ -98,7 +99,7 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 	if now.at, err = a.now(ctx); err != nil {
 		return now, err
 	}
-	if now.stats, err = a.q.Stats(ctx); err != nil {
+	if now.stats, err = a.ops.Stats(ctx); err != nil {
 		return now, err
 	}
 	now.counted, now.read = last.counted, last.read
@@ -113,10 +114,10 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 			continue
 		}
 		// With many jobs that wait, rare running ones are not looked for: that would read all of them.
-		if s.Waiting+s.Delayed+s.Retrying >= onceq.StatsCap {
+		if s.Waiting+s.Delayed+s.Retrying >= onceqops.StatsCap {
 			continue
 		}
-		running, err := a.q.List(ctx, a.pool, onceq.Filter{Queue: s.Queue, States: []onceq.State{onceq.StateRunning}, Limit: 15 - len(now.running), WithoutPayloads: true})
+		running, err := a.ops.List(ctx, a.pool, onceqops.Filter{Queue: s.Queue, States: []onceq.State{onceq.StateRunning}, Limit: 15 - len(now.running), WithoutPayloads: true})
 		if err != nil {
 			return now, err
 		}
@@ -124,7 +125,7 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 	}
 	now.findings, now.health = last.findings, last.health
 	if now.at.Sub(last.health) >= healthEvery {
-		if now.findings, err = a.q.Health(ctx, now.stats...); err != nil {
+		if now.findings, err = a.ops.Health(ctx, now.stats...); err != nil {
 			return now, err
 		}
 		now.health = now.at

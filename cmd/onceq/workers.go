@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func (a *app) workersCommand() *cobra.Command {
@@ -27,12 +28,12 @@ is frozen, or has lost the database. It is trouble if handlers that do not retur
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			workers, err := a.q.Workers(ctx, a.pool)
+			workers, err := a.ops.Workers(ctx, a.pool)
 			if err != nil {
 				return err
 			}
 			if a.json {
-				return a.printJSON(map[string]any{"workers": append([]onceq.WorkerInfo{}, workers...)})
+				return a.printJSON(map[string]any{"workers": append([]onceqops.WorkerInfo{}, workers...)})
 			}
 			now, err := a.now(ctx)
 			if err != nil {
@@ -79,7 +80,7 @@ func (a *app) pausesCommand() *cobra.Command {
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			pauses, err := a.q.Pauses(ctx, a.pool)
+			pauses, err := a.ops.Pauses(ctx, a.pool)
 			if err != nil {
 				return err
 			}
@@ -153,7 +154,7 @@ let in. Jobs that run go on, and enqueueing works as always. It lasts until --un
 
 // known reports whether any worker or job has the queue or the kind.
 func (a *app) known(ctx context.Context, db onceq.DB, queue, kind string) (bool, error) {
-	workers, err := a.q.Workers(ctx, db)
+	workers, err := a.ops.Workers(ctx, db)
 	if err != nil {
 		return false, err
 	}
@@ -162,7 +163,7 @@ func (a *app) known(ctx context.Context, db onceq.DB, queue, kind string) (bool,
 			return true, nil
 		}
 	}
-	jobs, err := a.q.List(ctx, db, onceq.Filter{Queue: queue, Kind: kind, Limit: 1, WithoutPayloads: true})
+	jobs, err := a.ops.List(ctx, db, onceqops.Filter{Queue: queue, Kind: kind, Limit: 1, WithoutPayloads: true})
 	return len(jobs) > 0, err
 }
 
@@ -204,7 +205,7 @@ func (a *app) pausing(name, short, long string,
 					return err
 				}
 				about := fmt.Sprintf("%s %q", whatOf(p), p.Queue+p.Kind+p.Limit)
-				_, err = a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: name, About: about, Why: why, Outcome: said})
+				_, err = a.ops.RecordAction(ctx, tx, onceqops.Action{Who: a.person(), What: name, About: about, Why: why, Outcome: said})
 				return err
 			})
 			if err != nil {

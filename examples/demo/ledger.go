@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // ledger counts what the workers report. At the end it compares what the providers saw with what should have happened.
@@ -87,8 +88,8 @@ func (d *demo) missing() string {
 func (d *demo) close(ctx context.Context, out io.Writer, wanted map[string]bool) (wrong []string, err error) {
 	jobs, completed, again := 0, 0, 0
 	done := map[string]int{} // completed jobs by key
-	for filter := (onceq.Filter{Limit: 1000}); ; {
-		page, err := d.q.List(ctx, d.pool, filter)
+	for filter := (onceqops.Filter{Limit: 1000}); ; {
+		page, err := onceqops.New(d.q).List(ctx, d.pool, filter)
 		if err != nil {
 			return nil, err
 		}

@@ -39,6 +39,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqweb"
 )
 
@@ -279,7 +280,7 @@ func recreate(ctx context.Context, url string) error {
 
 // live counts the jobs that are not finished.
 func (d *demo) live(ctx context.Context) (waiting, retrying, running int, err error) {
-	stats, err := d.q.Stats(ctx)
+	stats, err := onceqops.New(d.q).Stats(ctx)
 	for _, s := range stats {
 		waiting, retrying, running = waiting+s.Waiting+s.Delayed, retrying+s.Retrying, running+s.Running
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // Charge is the payload. A later version added Currency: older jobs do not have it.
@@ -58,7 +59,7 @@ func Handlers() []onceq.Handler {
 // CheckBacklog is run by the new version before it is deployed: charges check-backlog. It runs no job. An error stops the deploy.
 // elsewhere names the kinds that other programs run in the same tables.
 func CheckBacklog(ctx context.Context, q *onceq.Queue, elsewhere ...string) error {
-	kinds, err := q.CheckPayloads(ctx, Handlers()...)
+	kinds, err := onceqops.New(q).CheckPayloads(ctx, Handlers()...)
 	for _, k := range kinds {
 		fmt.Println(k)
 		if k.Failed > 0 || k.NoHandler && !slices.Contains(elsewhere, k.Kind) {

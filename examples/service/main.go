@@ -15,6 +15,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqhttp"
+	"github.com/onceq/onceq/onceqops"
 )
 
 type receipt struct {
@@ -75,7 +76,7 @@ func (w watch) Run(ctx context.Context) error {
 			return nil
 		case <-minute.C:
 		}
-		found, err := w.Health(ctx)
+		found, err := onceqops.New(w.Queue).Health(ctx)
 		if err != nil && ctx.Err() == nil {
 			slog.Warn("health is not known", "error", err)
 		}

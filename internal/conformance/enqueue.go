@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -144,24 +145,24 @@ func enqueueDuplicateInEveryState(t *testing.T, set setup) {
 	job.Delay = time.Hour
 	id := e.enqueue(in, job).ID
 	same(id, onceq.StateDelayed, "")
-	_, err := e.q.Retry(ctx, in, id)
+	_, err := onceqops.New(e.q).Retry(ctx, in, id)
 	require.NoError(t, err)
 	same(id, onceq.StateWaiting, "")
 	l := e.claim()
 	same(id, onceq.StateRunning, "")
 	require.NoError(t, l.Fail(ctx, errors.New("no")))
 	same(id, onceq.StateRetrying, "")
-	_, err = e.q.Retry(ctx, in, id)
+	_, err = onceqops.New(e.q).Retry(ctx, in, id)
 	require.NoError(t, err)
 	require.NoError(t, e.claim().Fail(ctx, errors.New("no")))
 	same(id, onceq.StateDead, "")
-	require.NoError(t, e.q.Discard(ctx, in, id))
+	require.NoError(t, onceqops.New(e.q).Discard(ctx, in, id))
 
 	id = e.enqueue(in, job).ID
-	_, _, err = e.q.CancelMany(ctx, in, onceq.Filter{IDs: []int64{id}, KeepKeys: true}) // it was never claimed
+	_, _, err = onceqops.New(e.q).CancelMany(ctx, in, onceqops.Filter{IDs: []int64{id}, KeepKeys: true}) // it was never claimed
 	require.NoError(t, err)
 	same(id, onceq.StateCancelled, "")
-	require.NoError(t, e.q.Discard(ctx, in, id))
+	require.NoError(t, onceqops.New(e.q).Discard(ctx, in, id))
 
 	job.Delay = 0
 	id = e.enqueue(in, job).ID

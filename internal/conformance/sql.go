@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqsql"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -37,7 +38,7 @@ func RunSQLConn(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
 		require.NoError(t, err)
 		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k", Key: "a"}})
 		require.NoError(t, err)
-		_, err = db.Queue.List(ctx, onceqsql.Conn(conn), onceq.Filter{})
+		_, err = onceqops.New(db.Queue).List(ctx, onceqsql.Conn(conn), onceqops.Filter{})
 		require.NoError(t, err)
 		f, err := db.Queue.Fence(onceq.FenceSpec{Key: "fence"})
 		require.NoError(t, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -90,7 +91,7 @@ func TestAwait_TheAnswerStays(t *testing.T) {
 		return first
 	}
 	again := func(id int64) {
-		_, err := q.Retry(ctx, db.Pool, id)
+		_, err := onceqops.New(q).Retry(ctx, db.Pool, id)
 		require.NoError(t, err)
 	}
 
@@ -137,14 +138,14 @@ func TestAwait_TheAnswerStays(t *testing.T) {
 	_, err = q.Cancel(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Zero(t, flowReap(t, db).Awaits, "it may be redriven")
-	_, err = q.Redrive(ctx, db.Pool, id)
+	_, err = onceqops.New(q).Redrive(ctx, db.Pool, id)
 	require.NoError(t, err)
 	db.RunOne(h)
 	s.took(t, "nobody")
 
 	_, err = q.Cancel(ctx, db.Pool, id)
 	require.NoError(t, err)
-	require.NoError(t, q.Discard(ctx, db.Pool, id))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, id))
 	require.Positive(t, flowReap(t, db).Awaits)
 }
 
@@ -212,9 +213,9 @@ func TestSleep(t *testing.T) {
 	id := flowEnqueue(t, db)
 	require.Equal(t, onceq.StateDelayed, db.RunOne(h).State)
 	s.took(t, "first")
-	why, err := q.Explain(ctx, db.Pool, id)
+	why, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 	require.NoError(t, err)
-	require.Equal(t, onceq.CauseSleep, why.Cause(), why)
+	require.Equal(t, onceqops.CauseSleep, why.Cause(), why)
 	require.Equal(t, "one", why.Reasons[0].Key)
 	require.InDelta(t, time.Hour, time.Until(why.Reasons[0].Until), float64(10*time.Minute))
 	db.Advance(59 * time.Minute)
@@ -266,10 +267,10 @@ func TestAwait_ASwallowedErrorDoesNoHarm(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, before.Attempts)
 	require.InDelta(t, time.Hour, time.Until(after.RunAt), float64(10*time.Minute))
-	why, err := q.Explain(ctx, db.Pool, id)
+	why, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 	require.NoError(t, err)
-	require.Equal(t, onceq.CauseRetry, why.Cause(), "it waits for what its handler returned")
-	_, err = q.Retry(ctx, db.Pool, id)
+	require.Equal(t, onceqops.CauseRetry, why.Cause(), "it waits for what its handler returned")
+	_, err = onceqops.New(q).Retry(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCompleted, db.RunOne(h).State)
 	_, err = q.Emit(ctx, db.Pool, "e", "k", 1)
@@ -293,7 +294,7 @@ func TestEmit_LeavesABackoffAlone(t *testing.T) {
 	id := flowEnqueue(t, db)
 	db.RunOne(h)
 	fails = true
-	_, err := q.Retry(ctx, db.Pool, id)
+	_, err := onceqops.New(q).Retry(ctx, db.Pool, id)
 	require.NoError(t, err)
 	db.RunOne(h)
 	_, err = q.Emit(ctx, db.Pool, "e", "k", 1)
@@ -317,7 +318,7 @@ func TestEmit_LeavesASlotAlone(t *testing.T) {
 	})
 	id := add(t, db, limited.Job("x"))
 	db.RunOne(waits)
-	_, err := q.Retry(ctx, db.Pool, id) // as if the time-out came
+	_, err := onceqops.New(q).Retry(ctx, db.Pool, id) // as if the time-out came
 	require.NoError(t, err)
 	_, err = q.Claim(ctx, onceq.ClaimOptions{Queue: "another"}) // lets it in
 	require.NoError(t, err)
@@ -438,9 +439,9 @@ func TestAwait_InALane(t *testing.T) {
 			}
 		}
 		db.Drain(h)
-		why, err := q.Explain(ctx, db.Pool, first)
+		why, err := onceqops.New(q).Explain(ctx, db.Pool, first)
 		require.NoError(t, err)
-		require.Equal(t, onceq.CauseEvent, why.Cause(), why)
+		require.Equal(t, onceqops.CauseEvent, why.Cause(), why)
 		_, err = q.Emit(ctx, db.Pool, "e", "k", nil)
 		require.NoError(t, err)
 		require.NoError(t, db.Check())
@@ -596,7 +597,7 @@ func TestEmit_InAPreparedTransaction(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		require.NoError(t, w.Drain(ctx, 0))
-		n, err := q.Count(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateCompleted}})
+		n, err := onceqops.New(q).Count(ctx, pool, onceqops.Filter{States: []onceq.State{onceq.StateCompleted}})
 		return err == nil && n == 2
 	}, patience, 20*time.Millisecond)
 }
@@ -673,11 +674,11 @@ func TestAwait_RefusesWhatCannotBe(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, ok, "asked without waiting")
 	require.NoError(t, l.Complete(ctx, nil))
-	keys, err := q.Keys(ctx, db.Pool, "", "k")
+	keys, err := onceqops.New(q).Keys(ctx, db.Pool, "", "k")
 	require.NoError(t, err)
 	require.Len(t, keys, 1)
 	require.Equal(t, "event", keys[0].Class.String())
-	keys, err = q.Keys(ctx, db.Pool, "", "other")
+	keys, err = onceqops.New(q).Keys(ctx, db.Pool, "", "other")
 	require.NoError(t, err)
 	require.Empty(t, keys)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -36,7 +37,7 @@ func TestCheckPayloads(t *testing.T) {
 	notes := onceq.Kind[string]{Name: "note"}
 	strict := onceq.Kind[order]{Name: "strict", RefuseUnknownFields: true}
 	never := func(context.Context, *onceq.Lease, order) error { t.Error("a handler ran"); return nil }
-	found, err := q.CheckPayloads(ctx, orders.Handle(never), strict.Handle(never),
+	found, err := onceqops.New(q).CheckPayloads(ctx, orders.Handle(never), strict.Handle(never),
 		notes.Handle(func(context.Context, *onceq.Lease, string) error { t.Error("a handler ran"); return nil }))
 	require.NoError(t, err)
 	require.Len(t, found, 4)
@@ -49,7 +50,7 @@ func TestCheckPayloads(t *testing.T) {
 	require.False(t, found[2].OK())
 	require.Contains(t, found[3].Errors[0], `it has the field "new"`)
 
-	_, err = q.CheckPayloads(ctx, onceq.Kind[int]{}.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	_, err = onceqops.New(q).CheckPayloads(ctx, onceq.Kind[int]{}.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
 	var bad *onceq.InvalidError
 	require.ErrorAs(t, err, &bad)
 }

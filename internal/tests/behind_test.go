@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -19,7 +20,7 @@ func TestLimits_DueJobsBehindDelayedOnes(t *testing.T) {
 		live := add(t, db, j)
 		later := j
 		later.Priority, later.Delay = onceq.PriorityHigh, 24*time.Hour
-		many := make([]onceq.Job, onceq.StatsCap)
+		many := make([]onceq.Job, onceqops.StatsCap)
 		for i := range many {
 			many[i] = later
 		}
@@ -31,14 +32,14 @@ func TestLimits_DueJobsBehindDelayedOnes(t *testing.T) {
 		}
 	}
 	db.Advance(time.Hour)
-	limit, err := q.Limit(ctx, db.Pool, "provider")
+	limit, err := onceqops.New(q).Limit(ctx, db.Pool, "provider")
 	require.NoError(t, err)
 	t.Logf("%s: waiting %d, delayed %d, oldest %s", limit, limit.Waiting, limit.Delayed, limit.Oldest)
-	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	lanes, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{})
 	require.NoError(t, err)
 	require.Len(t, lanes, 1)
 	t.Logf("%s: waiting %d, delayed %d, oldest %s", lanes[0], lanes[0].Waiting, lanes[0].Delayed, lanes[0].Oldest)
-	health, err := q.Health(ctx)
+	health, err := onceqops.New(q).Health(ctx)
 	require.NoError(t, err)
 	unset := false
 	for _, f := range health {

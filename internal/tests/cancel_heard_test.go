@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -76,8 +77,8 @@ func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, repairClaim(t, db).Fail(t.Context(), onceq.Fatal(errors.New("broken"))))
 			tx := begin(t, db)
-			wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), tx, g.Members[0].ID))
-			cancelled, asked, err := db.Queue.CancelGroup(t.Context(), db.Pool, g.Then.ID)
+			wantState(t, onceq.StateWaiting)(onceqops.New(db.Queue).Redrive(t.Context(), tx, g.Members[0].ID))
+			cancelled, asked, err := onceqops.New(db.Queue).CancelGroup(t.Context(), db.Pool, g.Then.ID)
 			require.NoError(t, err)
 			require.Equal(t, 1, cancelled+asked)
 			require.NoError(t, tx.Rollback(t.Context()))
@@ -88,9 +89,9 @@ func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			id := left(t, db)
-			why, err := db.Queue.Explain(t.Context(), db.Pool, id)
+			why, err := onceqops.New(db.Queue).Explain(t.Context(), db.Pool, id)
 			require.NoError(t, err)
-			require.Equal(t, onceq.CauseCancelling, why.Cause(), why)
+			require.Equal(t, onceqops.CauseCancelling, why.Cause(), why)
 			w := start(t, db, onceq.WorkerConfig{}, ran)
 			until(t, db, `exists (select from onceq.job_history where id = $1 and state = 7)`, id)
 			require.NoError(t, w.stop())
@@ -109,7 +110,7 @@ func TestCancel_ARequestFromBeforeARedriveIsFoundNoMore(t *testing.T) {
 	id := repairEnqueue(t, db, onceq.Job{RunAt: time.Now().Add(time.Hour)})
 	repairExec(t, db, `insert into onceq.job_cancels values ($1, now() + interval '1 second')`, id)
 	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
-	wantState(t, onceq.StateDelayed)(db.Queue.Redrive(t.Context(), db.Pool, id))
+	wantState(t, onceq.StateDelayed)(onceqops.New(db.Queue).Redrive(t.Context(), db.Pool, id))
 	other := repairEnqueue(t, db, onceq.Job{RunAt: time.Now().Add(time.Hour)})
 	repairExec(t, db, `insert into onceq.job_cancels values ($1, now() + interval '1 second')`, other)
 	w := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
@@ -177,7 +178,7 @@ func TestResolve_BeforeTheJobItselfIsHeld(t *testing.T) {
 					if inTx {
 						by = tx
 					}
-					assert.NoError(t, db.Queue.Resolve(ctx, by, id, "charge", onceq.Applied("ch_1")))
+					assert.NoError(t, onceqops.New(db.Queue).Resolve(ctx, by, id, "charge", onceq.Applied("ch_1")))
 				}
 				if err == nil {
 					results <- result
@@ -186,7 +187,7 @@ func TestResolve_BeforeTheJobItselfIsHeld(t *testing.T) {
 			})
 			w := start(t, db, onceq.WorkerConfig{}, handler)
 			until(t, db, `exists (select from onceq.jobs where attempts > 0) or exists (select from onceq.job_history)`)
-			_, err := db.Queue.Retry(t.Context(), db.Pool, id) // the first run leaves it uncertain
+			_, err := onceqops.New(db.Queue).Retry(t.Context(), db.Pool, id) // the first run leaves it uncertain
 			require.NoError(t, err)
 			if inTx {
 				until(t, db, `exists (select from onceq.job_history where id = $1 and state = 8)`, id)
@@ -241,8 +242,8 @@ func TestRetry_OfAJobThatEndsAtOnce(t *testing.T) {
 		}
 	}
 	retried.Store(&complete)
-	wantState(t, onceq.StateWaiting)(db.Queue.Retry(t.Context(), db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(db.Queue).Retry(t.Context(), db.Pool, id))
 	require.Equal(t, 1, ended)
-	_, err := db.Queue.Retry(t.Context(), db.Pool, id)
+	_, err := onceqops.New(db.Queue).Retry(t.Context(), db.Pool, id)
 	require.ErrorIs(t, err, onceq.ErrNotFound)
 }

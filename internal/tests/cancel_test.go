@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -80,14 +81,14 @@ func TestCancel_AJobThatNeverStartedFreesItsKey(t *testing.T) {
 				require.Equal(t, second.ID, again.ID)
 
 				// The new job has the key now.
-				_, err = q.Redrive(ctx, db.Pool, first.ID)
+				_, err = onceqops.New(q).Redrive(ctx, db.Pool, first.ID)
 				var taken *onceq.DuplicateError
 				require.ErrorAs(t, err, &taken)
 				require.Equal(t, second.ID, taken.Existing.ID)
-				n, kept, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{IDs: []int64{first.ID}, States: []onceq.State{onceq.StateCancelled}})
+				n, kept, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{first.ID}, States: []onceq.State{onceq.StateCancelled}})
 				require.NoError(t, err)
 				require.Equal(t, [2]int{0, 1}, [2]int{n, kept})
-				_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+				_, _, err = onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{All: true})
 				require.NoError(t, err)
 			})
 		}
@@ -102,9 +103,9 @@ func TestCancel_AFreeKeyIsShownAsFree(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		key := fmt.Sprint(keep)
 		id := enqOne(t, db, db.Pool, onceq.Job{Kind: "mail", Key: key, Window: time.Hour, Delay: time.Hour}).ID
-		_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: []int64{id}, KeepKeys: keep})
+		_, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{id}, KeepKeys: keep})
 		require.NoError(t, err)
-		keys, err := q.Keys(ctx, db.Pool, "mail", key)
+		keys, err := onceqops.New(q).Keys(ctx, db.Pool, "mail", key)
 		require.NoError(t, err)
 		require.Len(t, keys, 1)
 		want := keys[0].FinishedAt
@@ -131,7 +132,7 @@ func TestCancel_AJobThatStartedKeepsItsKey(t *testing.T) {
 			if err := l.Fail(ctx, onceq.Fatal(errors.New("some error"))); err != nil {
 				return err
 			}
-			_, err := q.Redrive(ctx, db.Pool, l.ID)
+			_, err := onceqops.New(q).Redrive(ctx, db.Pool, l.ID)
 			return err
 		},
 	} {
@@ -182,7 +183,7 @@ func TestCancelMany_KeepKeys(t *testing.T) {
 			id := enqOne(t, db, db.Pool, job).ID
 			cancel := func(keep bool) {
 				t.Helper()
-				n, asked, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: []int64{id}, KeepKeys: keep})
+				n, asked, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{id}, KeepKeys: keep})
 				require.NoError(t, err)
 				require.Equal(t, [2]int{1, 0}, [2]int{n, asked})
 			}
@@ -195,22 +196,22 @@ func TestCancelMany_KeepKeys(t *testing.T) {
 			require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateCancelled}, r)
 
 			// Redriven and cancelled again, this time without the word, it frees the key.
-			_, err := q.Redrive(ctx, db.Pool, id)
+			_, err := onceqops.New(q).Redrive(ctx, db.Pool, id)
 			require.NoError(t, err)
 			cancel(false)
 			require.False(t, enqOne(t, db, db.Pool, job).Duplicate)
 		})
 	}
 
-	filter := onceq.Filter{All: true, KeepKeys: true}
-	c, err := q.WouldCancel(ctx, db.Pool, filter)
+	filter := onceqops.Filter{All: true, KeepKeys: true}
+	c, err := onceqops.New(q).WouldCancel(ctx, db.Pool, filter)
 	require.NoError(t, err)
 	require.NotZero(t, c.Count)
 	for name, call := range map[string]func() error{
-		"List":        func() error { _, err := q.List(ctx, db.Pool, filter); return err },
-		"RetryMany":   func() error { _, err := q.RetryMany(ctx, db.Pool, filter); return err },
-		"RedriveMany": func() error { _, _, err := q.RedriveMany(ctx, db.Pool, filter); return err },
-		"DiscardMany": func() error { _, err := q.DiscardMany(ctx, db.Pool, filter); return err },
+		"List":        func() error { _, err := onceqops.New(q).List(ctx, db.Pool, filter); return err },
+		"RetryMany":   func() error { _, err := onceqops.New(q).RetryMany(ctx, db.Pool, filter); return err },
+		"RedriveMany": func() error { _, _, err := onceqops.New(q).RedriveMany(ctx, db.Pool, filter); return err },
+		"DiscardMany": func() error { _, err := onceqops.New(q).DiscardMany(ctx, db.Pool, filter); return err },
 	} {
 		var bad *onceq.InvalidError
 		require.ErrorAs(t, call(), &bad, name)
@@ -228,11 +229,11 @@ func TestCancel_ARedriveGetsTheKeyBack(t *testing.T) {
 			ctx, q := t.Context(), db.Queue
 			job := onceq.Job{Kind: "mail", Key: "a", Payload: 1, Window: 100 * time.Hour, Delay: 30 * time.Hour}
 			id := enqOne(t, db, db.Pool, job).ID
-			_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: []int64{id}, KeepKeys: keep})
+			_, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{id}, KeepKeys: keep})
 			require.NoError(t, err)
 			db.Advance(20 * time.Hour)
 			reap(t, newReaper(t, db, onceq.ReaperConfig{}), onceq.Reaped{})
-			wantState(t, onceq.StateDelayed)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateDelayed)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 			require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateDelayed}, enqOne(t, db, db.Pool, job))
 			other := job
 			other.Payload = 2

@@ -14,14 +14,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
 // counts reads what was counted as if its minute were over.
-func counts(t testing.TB, db *queuetest.DB, filter onceq.CountFilter) []onceq.Counts {
+func counts(t testing.TB, db *queuetest.DB, filter onceqops.CountFilter) []onceqops.Counts {
 	t.Helper()
 	sqlRun(t, db, `update onceq.job_counts set minute = minute - interval '10 minutes' where span = 1 and minute > now() - interval '5 minutes'`)
-	all, err := db.Queue.Counts(t.Context(), db.Pool, filter)
+	all, err := onceqops.New(db.Queue).Counts(t.Context(), db.Pool, filter)
 	require.NoError(t, err)
 	return all
 }
@@ -64,7 +65,7 @@ func TestCounts(t *testing.T) {
 		tx.HandleTx(func(_ context.Context, _ pgx.Tx, _ *onceq.Lease, what string) error { return outcome(what) }),
 		batch.HandleBatch(10, func(context.Context, pgx.Tx, []onceq.Item[string]) error { return nil }),
 	)
-	all := counts(t, db, onceq.CountFilter{ByKind: true})
+	all := counts(t, db, onceqops.CountFilter{ByKind: true})
 	require.Len(t, all, 3)
 	require.Equal(t, []string{"default", "plain", "other", "batch", "other", "tx"},
 		[]string{all[0].Queue, all[0].Kind, all[1].Queue, all[1].Kind, all[2].Queue, all[2].Kind})
@@ -91,20 +92,20 @@ func TestCounts(t *testing.T) {
 	require.Equal(t, []int{2, 1, 1, 0}, []int{one.Started, one.Completed, one.Failed, one.Dead})
 
 	// By queue, of one minute; and only what is asked for.
-	all = counts(t, db, onceq.CountFilter{Minutes: 15})
+	all = counts(t, db, onceqops.CountFilter{Minutes: 15})
 	require.Len(t, all, 2)
 	require.Len(t, all[1].Minutes, 15)
 	require.Equal(t, 4, all[1].Last(15).Completed)
 	require.Zero(t, all[1].Last(5).Completed) // it was ten minutes ago
 	require.Equal(t, all[1].From.Truncate(time.Minute), all[1].From)
-	require.Len(t, counts(t, db, onceq.CountFilter{Queue: "other"}), 1)
-	require.Equal(t, 3, counts(t, db, onceq.CountFilter{Kind: "batch"})[0].Last(60).Completed)
-	require.Empty(t, counts(t, db, onceq.CountFilter{Kind: "none"}))
-	for _, wrong := range []onceq.CountFilter{{Minutes: 1441}, {Minutes: -1}, {Minutes: 15, Step: 10}, {Minutes: 60 * 24 * 32, Step: 60}} {
-		_, err := db.Queue.Counts(t.Context(), db.Pool, wrong)
+	require.Len(t, counts(t, db, onceqops.CountFilter{Queue: "other"}), 1)
+	require.Equal(t, 3, counts(t, db, onceqops.CountFilter{Kind: "batch"})[0].Last(60).Completed)
+	require.Empty(t, counts(t, db, onceqops.CountFilter{Kind: "none"}))
+	for _, wrong := range []onceqops.CountFilter{{Minutes: 1441}, {Minutes: -1}, {Minutes: 15, Step: 10}, {Minutes: 60 * 24 * 32, Step: 60}} {
+		_, err := onceqops.New(db.Queue).Counts(t.Context(), db.Pool, wrong)
 		require.ErrorContains(t, err, "CountFilter.Minutes")
 	}
-	_, err := db.Queue.Counts(t.Context(), db.Pool, onceq.CountFilter{Step: 2})
+	_, err := onceqops.New(db.Queue).Counts(t.Context(), db.Pool, onceqops.CountFilter{Step: 2})
 	require.ErrorContains(t, err, "CountFilter.Step")
 
 	// What others count in the same minute is added. A day later a Reaper removes it, and a month later what was counted in the hour.
@@ -115,7 +116,7 @@ func TestCounts(t *testing.T) {
 		}
 		db.Drain(plain.Handle(func(_ context.Context, _ *onceq.Lease, what string) error { return outcome(what) }))
 	}
-	one = counts(t, db, onceq.CountFilter{Kind: "plain"})[0].Last(60)
+	one = counts(t, db, onceqops.CountFilter{Kind: "plain"})[0].Last(60)
 	require.Equal(t, []int{6, 2, 2, 2}, []int{one.Started, one.Completed, one.Failed, one.Dead})
 	r := newReaper(t, db, onceq.ReaperConfig{Batch: 2})
 	reap(t, r, onceq.Reaped{})
@@ -141,7 +142,7 @@ func TestCounts_OfTenMinutesAndOfHours(t *testing.T) {
 	}
 	for step, minutes := range map[int]int{10: 60, 60: 31 * 24 * 60} {
 		sqlRun(t, db, `update onceq.job_counts set minute = minute - $1 * interval '1 minute' where span = $1`, step)
-		all, err := db.Queue.Counts(t.Context(), db.Pool, onceq.CountFilter{Minutes: minutes, Step: step})
+		all, err := onceqops.New(db.Queue).Counts(t.Context(), db.Pool, onceqops.CountFilter{Minutes: minutes, Step: step})
 		require.NoError(t, err)
 		require.Len(t, all, 1)
 		require.Len(t, all[0].Minutes, minutes/step)
@@ -179,14 +180,14 @@ func TestCounts_WhatIsDue(t *testing.T) {
 	until(t, db, `(select count(*) >= 3 from onceq.job_counts)`)
 	stop()
 	running.Wait()
-	all := counts(t, db, onceq.CountFilter{})
+	all := counts(t, db, onceqops.CountFilter{})
 	require.Len(t, all, 1)
 	require.Equal(t, "busy", all[0].Queue)
 	sum := all[0].Last(60)
 	require.Equal(t, 3, sum.Due)
 	require.Greater(t, sum.Oldest, time.Hour)
 	require.Less(t, sum.Oldest, 2*time.Hour)
-	require.Empty(t, counts(t, db, onceq.CountFilter{ByKind: true}))
+	require.Empty(t, counts(t, db, onceqops.CountFilter{ByKind: true}))
 }
 
 // The answer to a commit may be lost. The worker then writes a failure, which is refused if there was a commit: the job is completed.
@@ -203,7 +204,7 @@ func TestCounts_ACommitWhoseAnswerWasLost(t *testing.T) {
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
 	require.True(t, cut.Load())
-	one := counts(t, db, onceq.CountFilter{})[0].Last(60)
+	one := counts(t, db, onceqops.CountFilter{})[0].Last(60)
 	require.Equal(t, []int{1, 1, 0, 0}, []int{one.Started, one.Completed, one.Failed, one.Dead})
 }
 
@@ -220,7 +221,7 @@ func TestCounts_AreWrittenWhileItRuns(t *testing.T) {
 	require.Eventually(t, func() bool { return w.count(onceq.EventBackground) > 0 }, 2*time.Minute, 100*time.Millisecond)
 	sqlRun(t, asOwner(t, db), `alter table away rename to job_counts`)
 	require.NoError(t, w.stop())
-	require.Equal(t, 1, counts(t, db, onceq.CountFilter{})[0].Last(60).Completed)
+	require.Equal(t, 1, counts(t, db, onceqops.CountFilter{})[0].Last(60).Completed)
 }
 
 // countsTracer records which connections listen, and which write counts.

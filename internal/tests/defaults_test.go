@@ -16,6 +16,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -238,7 +239,7 @@ func TestDefaults_ALockTimeoutEndsNoCompletion(t *testing.T) {
 	id := add(t, db, onceq.Job{Key: "b", Delay: time.Hour})
 	_, err = tx.Exec(t.Context(), `select from `+jobs+`.job_fences where key = 'b' for update`)
 	require.NoError(t, err)
-	_, err = db.Queue.Retry(t.Context(), db.Pool, id)
+	_, err = onceqops.New(db.Queue).Retry(t.Context(), db.Pool, id)
 	require.NoError(t, err)
 	const blocked = `(select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 		and statement_timestamp() - query_start > $1::text::interval and query like $2)`
@@ -269,8 +270,8 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 		exec(`create trigger broken before ` + what + ` on ` + tables + `.` + table + ` for each statement execute function public.broken()`)
 	}
 	mend := func(table string) { exec(`drop trigger broken on ` + tables + `.` + table) }
-	background := func() (all []onceq.Finding) {
-		found, err := q.Health(t.Context())
+	background := func() (all []onceqops.Finding) {
+		found, err := onceqops.New(q).Health(t.Context())
 		require.NoError(t, err)
 		for _, f := range found {
 			if f.What == "background" {
@@ -279,7 +280,7 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 		}
 		return all
 	}
-	shown := func(text string) (f onceq.Finding) {
+	shown := func(text string) (f onceqops.Finding) {
 		t.Helper()
 		eventually(t, text, func() bool {
 			for _, f = range background() {
@@ -361,7 +362,7 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 	// When the database cannot be reached, Health still tells of it.
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	found, err := q.Health(gone)
+	found, err := onceqops.New(q).Health(gone)
 	require.Error(t, err)
 	require.Len(t, found, 2)
 
@@ -449,7 +450,7 @@ type inCallersTime struct {
 	unlimited string
 }
 
-// inCallersTimeCalls are all public methods of Queue and Fence that send statements, and Do. What workers do is not among
+// inCallersTimeCalls are all public methods of Queue, Ops and Fence that send statements, and Do. What workers do is not among
 // them: Claim, and what is done with a lease.
 func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime {
 	ctx := t.Context()
@@ -493,8 +494,8 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 	require.NoError(t, doubtful.Uncertain(ctx, nil, fails))
 	j := func(key string) onceq.Job { return onceq.Job{Kind: "k", Key: key, Payload: 1} }
 	add(t, db, onceq.Job{Key: "replaced", Delay: time.Hour})
-	these := func(id int64) onceq.Filter { return onceq.Filter{IDs: []int64{id}} }
-	all := onceq.Filter{All: true}
+	these := func(id int64) onceqops.Filter { return onceqops.Filter{IDs: []int64{id}} }
+	all := onceqops.Filter{All: true}
 	group, err := db.Queue.EnqueueGroup(ctx, db.Pool, []onceq.Job{j("member")}, j("then"))
 	require.NoError(t, err)
 
@@ -553,47 +554,49 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	onID("CancelMany", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, _, err := q.CancelMany(ctx, db, these(id))
+		_, _, err := onceqops.New(q).CancelMany(ctx, db, these(id))
 		return err
 	})
 	write("CancelGroup", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, _, err := q.CancelGroup(ctx, db, group.Then.ID)
+		_, _, err := onceqops.New(q).CancelGroup(ctx, db, group.Then.ID)
 		return err
 	})
 	onID("Retry", delayed(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, err := q.Retry(ctx, db, id)
+		_, err := onceqops.New(q).Retry(ctx, db, id)
 		return err
 	})
 	onID("RetryMany", delayed(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, err := q.RetryMany(ctx, db, onceq.Filter{IDs: []int64{id}, States: []onceq.State{onceq.StateDelayed}})
+		_, err := onceqops.New(q).RetryMany(ctx, db, onceqops.Filter{IDs: []int64{id}, States: []onceq.State{onceq.StateDelayed}})
 		return err
 	})
 	onID("Move", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, err := q.Move(ctx, db, id, "other")
+		_, err := onceqops.New(q).Move(ctx, db, id, "other")
 		return err
 	})
 	onID("MoveMany", live(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, err := q.MoveMany(ctx, db, these(id), "other")
+		_, err := onceqops.New(q).MoveMany(ctx, db, these(id), "other")
 		return err
 	})
 	onID("Redrive", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, err := q.Redrive(ctx, db, id)
+		_, err := onceqops.New(q).Redrive(ctx, db, id)
 		return err
 	})
 	onID("RedriveMany", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, _, err := q.RedriveMany(ctx, db, these(id))
+		_, _, err := onceqops.New(q).RedriveMany(ctx, db, these(id))
 		return err
 	})
-	onID("Discard", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error { return q.Discard(ctx, db, id) })
+	onID("Discard", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
+		return onceqops.New(q).Discard(ctx, db, id)
+	})
 	onID("DiscardMany", dead(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, err := q.DiscardMany(ctx, db, these(id))
+		_, err := onceqops.New(q).DiscardMany(ctx, db, these(id))
 		return err
 	})
 	onID("Resolve", held(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		return q.Resolve(ctx, db, id, "e", onceq.NeverApplied())
+		return onceqops.New(q).Resolve(ctx, db, id, "e", onceq.NeverApplied())
 	})
 	onID("ResolveMany", held(), func(ctx context.Context, q *onceq.Queue, db onceq.DB, id int64) error {
-		_, _, err := q.ResolveMany(ctx, db, these(id), "", onceq.NeverApplied())
+		_, _, err := onceqops.New(q).ResolveMany(ctx, db, these(id), "", onceq.NeverApplied())
 		return err
 	})
 	write("SetLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
@@ -628,7 +631,7 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	write("RecordAction", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.RecordAction(ctx, db, onceq.Action{Who: "me", What: "look"})
+		_, err := onceqops.New(q).RecordAction(ctx, db, onceqops.Action{Who: "me", What: "look"})
 		return err
 	})
 	write("NewInstallation", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
@@ -657,29 +660,29 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	}}
 
-	choose := func(would func(*onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error)) func(context.Context, *onceq.Queue, onceq.DB) error {
+	choose := func(would func(*onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error)) func(context.Context, *onceq.Queue, onceq.DB) error {
 		return func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
 			_, err := would(q)(ctx, db, all)
 			return err
 		}
 	}
-	read("WouldCancel", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
-		return q.WouldCancel
+	read("WouldCancel", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error) {
+		return onceqops.New(q).WouldCancel
 	}))
-	read("WouldRetry", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
-		return q.WouldRetry
+	read("WouldRetry", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error) {
+		return onceqops.New(q).WouldRetry
 	}))
-	read("WouldMove", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
-		return q.WouldMove
+	read("WouldMove", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error) {
+		return onceqops.New(q).WouldMove
 	}))
-	read("WouldRedrive", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
-		return q.WouldRedrive
+	read("WouldRedrive", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error) {
+		return onceqops.New(q).WouldRedrive
 	}))
-	read("WouldDiscard", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
-		return q.WouldDiscard
+	read("WouldDiscard", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error) {
+		return onceqops.New(q).WouldDiscard
 	}))
-	read("WouldResolve", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceq.Filter) (onceq.Choice, error) {
-		return q.WouldResolve
+	read("WouldResolve", choose(func(q *onceq.Queue) func(context.Context, onceq.DB, onceqops.Filter) (onceqops.Choice, error) {
+		return onceqops.New(q).WouldResolve
 	}))
 	read("Event", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
 		_, _, err := q.Event(ctx, db, "s", "k")
@@ -690,24 +693,24 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	read("Actions", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Actions(ctx, db, onceq.ActionFilter{})
+		_, err := onceqops.New(q).Actions(ctx, db, onceqops.ActionFilter{})
 		return err
 	})
 	read("CheckPayloads", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
-		_, err := q.CheckPayloads(ctx)
+		_, err := onceqops.New(q).CheckPayloads(ctx)
 		return err
 	})
 	read("Check", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { return q.Check(ctx) })
 	read("Counts", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Counts(ctx, db, onceq.CountFilter{})
+		_, err := onceqops.New(q).Counts(ctx, db, onceqops.CountFilter{})
 		return err
 	})
 	read("Explain", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Explain(ctx, db, running)
+		_, err := onceqops.New(q).Explain(ctx, db, running)
 		return err
 	})
 	read("Members", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := listed(q.Members(ctx, db, group.Then.ID, onceq.Filter{Limit: 1}))
+		_, err := listed(onceqops.New(q).Members(ctx, db, group.Then.ID, onceqops.Filter{Limit: 1}))
 		return err
 	})
 	read("Group", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
@@ -715,11 +718,11 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	read("Groups", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Groups(ctx, db, 0, 1)
+		_, err := onceqops.New(q).Groups(ctx, db, 0, 1)
 		return err
 	})
 	read("GroupsOf", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.GroupsOf(ctx, db, running)
+		_, err := onceqops.New(q).GroupsOf(ctx, db, running)
 		return err
 	})
 	read("Get", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
@@ -731,20 +734,23 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	read("List", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.List(ctx, db, onceq.Filter{})
+		_, err := onceqops.New(q).List(ctx, db, onceqops.Filter{})
 		return err
 	})
 	read("Page", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, _, err := q.Page(ctx, db, onceq.Filter{})
+		_, _, err := onceqops.New(q).Page(ctx, db, onceqops.Filter{})
 		return err
 	})
 	read("Count", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Count(ctx, db, onceq.Filter{})
+		_, err := onceqops.New(q).Count(ctx, db, onceqops.Filter{})
 		return err
 	})
-	read("Stats", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { _, err := q.Stats(ctx); return err })
+	read("Stats", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
+		_, err := onceqops.New(q).Stats(ctx)
+		return err
+	})
 	read("Keys", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Keys(ctx, db, "k", "replaced")
+		_, err := onceqops.New(q).Keys(ctx, db, "k", "replaced")
 		return err
 	})
 	read("LaneLimit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
@@ -752,25 +758,31 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		return err
 	})
 	read("Lanes", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Lanes(ctx, db, onceq.LaneFilter{})
+		_, err := onceqops.New(q).Lanes(ctx, db, onceqops.LaneFilter{})
 		return err
 	})
 	read("Limit", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Limit(ctx, db, "l")
+		_, err := onceqops.New(q).Limit(ctx, db, "l")
 		return err
 	})
 	read("Limits", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Limits(ctx, db, onceq.LimitFilter{})
+		_, err := onceqops.New(q).Limits(ctx, db, onceqops.LimitFilter{})
 		return err
 	})
-	read("Pauses", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { _, err := q.Pauses(ctx, db); return err })
-	read("Workers", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error { _, err := q.Workers(ctx, db); return err })
+	read("Pauses", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := onceqops.New(q).Pauses(ctx, db)
+		return err
+	})
+	read("Workers", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := onceqops.New(q).Workers(ctx, db)
+		return err
+	})
 	read("Effects", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, err := q.Effects(ctx, db, running)
+		_, err := onceqops.New(q).Effects(ctx, db, running)
 		return err
 	})
 	read("Doubts", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
-		_, _, err := q.Doubts(ctx, db, onceq.Filter{})
+		_, _, err := onceqops.New(q).Doubts(ctx, db, onceqops.Filter{})
 		return err
 	})
 	read("Wait", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
@@ -779,7 +791,10 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		}
 		return nil
 	})
-	read("Health", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error { _, err := q.Health(ctx); return err })
+	read("Health", func(ctx context.Context, q *onceq.Queue, _ onceq.DB) error {
+		_, err := onceqops.New(q).Health(ctx)
+		return err
+	})
 	return calls
 }
 
@@ -794,7 +809,7 @@ func TestDefaults_WhatACallerWaitsForKeepsTheLimits(t *testing.T) {
 		name, _, _ = strings.Cut(name, ",")
 		known[name] = true
 	}
-	for _, of := range []reflect.Type{reflect.TypeFor[*onceq.Queue](), reflect.TypeFor[*onceq.Fence]()} {
+	for _, of := range []reflect.Type{reflect.TypeFor[*onceq.Queue](), reflect.TypeFor[*onceqops.Ops](), reflect.TypeFor[*onceq.Fence]()} {
 		for i := range of.NumMethod() {
 			name := of.Method(i).Name
 			if of == reflect.TypeFor[*onceq.Fence]() {

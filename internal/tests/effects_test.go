@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -46,8 +47,8 @@ func TestCancel_InTheMiddleOfAnEffectIsFoundAndResolved(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCancelled, info.State)
 	require.Equal(t, onceq.CancelledKeep, info.KeepUntil.Sub(info.FinishedAt))
-	effects := func() []onceq.EffectInfo {
-		effects, err := q.Effects(ctx, db.Pool, id)
+	effects := func() []onceqops.EffectInfo {
+		effects, err := onceqops.New(q).Effects(ctx, db.Pool, id)
 		require.NoError(t, err)
 		return effects
 	}
@@ -61,17 +62,17 @@ func TestCancel_InTheMiddleOfAnEffectIsFoundAndResolved(t *testing.T) {
 		reaped, err := reaper.RunOnce(ctx)
 		require.NoError(t, err)
 		require.Zero(t, reaped.History+reaped.Effects)
-		list, err := q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCancelled}})
+		list, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateCancelled}})
 		require.NoError(t, err)
 		require.Len(t, list, 1)
 		require.Len(t, effects(), 1)
 	}
-	require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.Applied("ch_1")))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, id, "charge", onceq.Applied("ch_1")))
 	require.Equal(t, "completed", effects()[0].State)
 	info, err = q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCancelled, info.State, "a cancelled job does not run again because it was resolved")
-	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 	require.Equal(t, onceq.StateCompleted, db.RunOne(handle).State)
 	require.Equal(t, "ch_1", replayed[len(replayed)-1])
 }
@@ -88,7 +89,7 @@ func TestReaper_PrunesAResolvedEffectAfterItsCancelledJob(t *testing.T) {
 	reaper := newReaper(t, db, onceq.ReaperConfig{Batch: 1})
 	db.Advance(25 * time.Hour)
 	reap(t, reaper, onceq.Reaped{})
-	require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.Applied(nil)))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, id, "charge", onceq.Applied(nil)))
 	db.Advance(25 * time.Hour)
 	reap(t, reaper, onceq.Reaped{History: 1})
 	reap(t, reaper, onceq.Reaped{})
@@ -139,10 +140,10 @@ func TestOnce_AnEffectOfAnotherJobThatHadTheIDIsAStrangers(t *testing.T) {
 			setBack(t, db)
 			require.ErrorIs(t, q.Check(ctx), onceq.ErrIDTaken, "nothing but fences has the ids")
 			require.Equal(t, first, add(t, db, onceq.Job{Key: "user 2"}))
-			effects, err := q.Effects(ctx, db.Pool, first)
+			effects, err := onceqops.New(q).Effects(ctx, db.Pool, first)
 			require.NoError(t, err)
 			require.Empty(t, effects)
-			require.ErrorIs(t, q.Resolve(ctx, db.Pool, first, "charge", onceq.Applied("x")), onceq.ErrNotFound)
+			require.ErrorIs(t, onceqops.New(q).Resolve(ctx, db.Pool, first, "charge", onceq.Applied("x")), onceq.ErrNotFound)
 			l = fenceLease(t, db)
 			r, err := onceq.Once(ctx, l, "charge", func(_ context.Context, got string) (string, error) {
 				require.NotEqual(t, key, got)
@@ -157,11 +158,11 @@ func TestOnce_AnEffectOfAnotherJobThatHadTheIDIsAStrangers(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "receipt of 2", r)
 			require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("dead"))))
-			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, first))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, first))
 			r, err = onceq.Once(ctx, fenceLease(t, db), "charge", never)
 			require.NoError(t, err)
 			require.Equal(t, "receipt of 2", r)
-			effects, err = q.Effects(ctx, db.Pool, first)
+			effects, err = onceqops.New(q).Effects(ctx, db.Pool, first)
 			require.NoError(t, err)
 			require.Len(t, effects, 1)
 			require.Equal(t, l.IdempotencyKey("charge"), effects[0].IdempotencyKey)
@@ -185,9 +186,9 @@ func TestMove_ToAQueueWithAnEffectOfAnotherJobThatHadTheID(t *testing.T) {
 	setBack(t, db)
 	l := charge("old")
 	require.NoError(t, l.Release(ctx))
-	_, err := q.Move(ctx, db.Pool, l.ID, "new")
+	_, err := onceqops.New(q).Move(ctx, db.Pool, l.ID, "new")
 	require.ErrorIs(t, err, onceq.ErrIDTaken)
-	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, l.ID))
+	effects := must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, l.ID))
 	require.Len(t, effects, 1)
 	require.Equal(t, `"receipt of old"`, string(effects[0].Result))
 }
@@ -207,8 +208,8 @@ func TestDiscard_LeavesTheEffectsOfAnotherJobThatHasTheID(t *testing.T) {
 	l = fenceLease(t, db)
 	_, err = onceq.Once(ctx, l, "charge", done)
 	require.NoError(t, err)
-	require.NoError(t, q.Discard(ctx, db.Pool, id))
-	effects, err := q.Effects(ctx, db.Pool, id)
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, id))
+	effects, err := onceqops.New(q).Effects(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Len(t, effects, 1)
 	require.Equal(t, "charge", effects[0].Name)
@@ -247,7 +248,7 @@ func TestOnce_AnEffectOfAnotherJobThatMayRunAgainIsNotTaken(t *testing.T) {
 			l := fenceLease(t, db)
 			older, err := onceq.Once(ctx, l, "charge", end.call, onceq.OnUncertain(onceq.Hold()))
 			end.leave(t, db, l, err)
-			effects, err := q.Effects(ctx, db.Pool, id)
+			effects, err := onceqops.New(q).Effects(ctx, db.Pool, id)
 			require.NoError(t, err)
 			require.Len(t, effects, 1)
 
@@ -259,7 +260,7 @@ func TestOnce_AnEffectOfAnotherJobThatMayRunAgainIsNotTaken(t *testing.T) {
 			require.ErrorContains(t, err, "discard")
 			_, err = onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 1, nil })
 			require.NoError(t, err, "the older job has no such effect")
-			_, err = q.Redrive(ctx, db.Pool, id)
+			_, err = onceqops.New(q).Redrive(ctx, db.Pool, id)
 			if name == "held" {
 				require.ErrorIs(t, err, onceq.ErrHeld)
 			} else {
@@ -268,15 +269,15 @@ func TestOnce_AnEffectOfAnotherJobThatMayRunAgainIsNotTaken(t *testing.T) {
 			require.NoError(t, l.Complete(ctx, nil))
 
 			// The older job has its effect as it was.
-			effects, err = q.Effects(ctx, db.Pool, id)
+			effects, err = onceqops.New(q).Effects(ctx, db.Pool, id)
 			require.NoError(t, err)
 			require.Len(t, effects, 1)
 			if name != "dead" {
-				require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.Applied("receipt of 1")))
+				require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, id, "charge", onceq.Applied("receipt of 1")))
 				older = "receipt of 1"
 			}
 			if name != "held" { // that one runs again already
-				wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+				wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 			}
 			r, err := onceq.Once(ctx, fenceLease(t, db), "charge", func(context.Context, string) (string, error) { panic("twice") })
 			require.NoError(t, err)
@@ -327,11 +328,11 @@ func TestReschedule_EffectsArePerRunThatWasAskedFor(t *testing.T) {
 			db.Drain(handle)
 			require.Equal(t, 4, run)
 			require.Len(t, reports, 2)
-			effects, err := q.Effects(ctx, db.Pool, id)
+			effects, err := onceqops.New(q).Effects(ctx, db.Pool, id)
 			require.NoError(t, err)
 			require.Len(t, effects, 1)
 			require.Equal(t, reports[1], effects[0].IdempotencyKey)
-			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 			require.Equal(t, onceq.StateCompleted, db.RunOne(handle).State)
 			require.Len(t, reports, 2, "a redrive runs the same run again")
 		})
@@ -402,17 +403,17 @@ func TestResolveMany(t *testing.T) {
 	})
 	db.Drain(handle)
 	held := func() int {
-		list, err := q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateHeld}})
+		list, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateHeld}})
 		require.NoError(t, err)
 		return len(list)
 	}
 	require.Equal(t, 6, held())
 
 	// Redriving a job that would be held again at once is an error that says so. RedriveMany counts such jobs.
-	_, err := q.Redrive(ctx, db.Pool, ids[0])
+	_, err := onceqops.New(q).Redrive(ctx, db.Pool, ids[0])
 	require.ErrorIs(t, err, onceq.ErrHeld)
-	require.ErrorContains(t, err, "Queue.Resolve")
-	redriven, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateHeld}})
+	require.ErrorContains(t, err, "Ops.Resolve")
+	redriven, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateHeld}})
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.ErrorContains(t, err, "6 jobs")
 	require.Zero(t, redriven+taken)
@@ -420,20 +421,20 @@ func TestResolveMany(t *testing.T) {
 
 	// Bad input is refused before anything is written.
 	var invalid *onceq.InvalidError
-	_, _, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{}, "charge", onceq.Resolution{})
+	_, _, err = onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{}, "charge", onceq.Resolution{})
 	require.ErrorAs(t, err, &invalid)
-	_, _, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCompleted}}, "charge", onceq.NeverApplied())
+	_, _, err = onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateCompleted}}, "charge", onceq.NeverApplied())
 	require.ErrorAs(t, err, &invalid)
-	_, _, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{}, "\x00", onceq.NeverApplied())
+	_, _, err = onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{}, "\x00", onceq.NeverApplied())
 	require.ErrorAs(t, err, &invalid)
-	none, redriven, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Kind: "other"}, "", onceq.NeverApplied())
+	none, redriven, err := onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{Kind: "other"}, "", onceq.NeverApplied())
 	require.NoError(t, err)
 	require.Zero(t, none+redriven)
 
 	// A call in the caller's transaction takes effect only if that commits.
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
-	resolved, redriven, err := q.ResolveMany(ctx, tx, onceq.Filter{All: true}, "", onceq.NeverApplied())
+	resolved, redriven, err := onceqops.New(q).ResolveMany(ctx, tx, onceqops.Filter{All: true}, "", onceq.NeverApplied())
 	require.NoError(t, err)
 	require.Equal(t, []int{8, 6}, []int{resolved, redriven})
 	require.NoError(t, tx.Rollback(ctx))
@@ -441,22 +442,22 @@ func TestResolveMany(t *testing.T) {
 
 	up = true
 	clear(calls)
-	resolved, redriven, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{Kind: "charge", Limit: 5}, "charge", onceq.NeverApplied())
+	resolved, redriven, err = onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{Kind: "charge", Limit: 5}, "charge", onceq.NeverApplied())
 	require.NoError(t, err)
 	require.Equal(t, []int{5, 3}, []int{resolved, redriven}, "two have another effect that is held")
 	db.Drain(handle)
 	require.Equal(t, map[string]int{"charge": 3}, calls)
 	require.Equal(t, 3, held())
-	require.NoError(t, q.Resolve(ctx, db.Pool, ids[5], "mail", onceq.Applied(7))) // the last effect of this job: it runs again
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, ids[5], "mail", onceq.Applied(7))) // the last effect of this job: it runs again
 	require.Equal(t, 2, held())
-	resolved, redriven, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{All: true}, "", onceq.Applied(7))
+	resolved, redriven, err = onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{All: true}, "", onceq.Applied(7))
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 2}, []int{resolved, redriven})
 	for _, ran := range db.Drain(handle) {
 		require.Equal(t, onceq.StateCompleted, ran.State)
 	}
 	require.Equal(t, map[string]int{"charge": 5}, calls, "and what was said to be applied is replayed")
-	require.ErrorIs(t, q.Resolve(ctx, db.Pool, ids[0], "charge", onceq.NeverApplied()), onceq.ErrNotFound)
+	require.ErrorIs(t, onceqops.New(q).Resolve(ctx, db.Pool, ids[0], "charge", onceq.NeverApplied()), onceq.ErrNotFound)
 	require.Zero(t, held())
 }
 
@@ -474,15 +475,15 @@ func TestResolve_KeepsAJobHeldUntilNothingOfItIs(t *testing.T) {
 	}
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.NoError(t, l.Fail(ctx, err))
-	require.NoError(t, q.Resolve(ctx, db.Pool, id, "a", onceq.Applied(1)))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, id, "a", onceq.Applied(1)))
 	info, err := q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateHeld, info.State)
-	require.NoError(t, q.Resolve(ctx, db.Pool, id, "b", onceq.NeverApplied()))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, id, "b", onceq.NeverApplied()))
 	info, err = q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateWaiting, info.State)
-	err = q.Resolve(ctx, db.Pool, id, "c", onceq.NeverApplied())
+	err = onceqops.New(q).Resolve(ctx, db.Pool, id, "c", onceq.NeverApplied())
 	require.ErrorIs(t, err, onceq.ErrNotFound)
 	require.ErrorContains(t, err, `effect "c" of job`)
 }
@@ -556,7 +557,7 @@ func TestNewInstallation(t *testing.T) {
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.ErrorContains(t, err, "reset; its idempotency key is another")
 	require.NoError(t, l.Fail(ctx, err))
-	require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
 }
 
 // A job whose id was already in the history could not leave the table. It ran again each time its lease ran out.
@@ -642,8 +643,8 @@ func TestHistory_TwoJobsOfOneIDThatWaitForAPerson(t *testing.T) {
 	require.Equal(t, "newer", info.Key)
 	require.Contains(t, info.Errors[0].Error, "discard that one")
 
-	require.NoError(t, q.Discard(ctx, db.Pool, id))
-	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, id))
+	wantState(t, onceq.StateRetrying)(onceqops.New(q).Retry(ctx, db.Pool, id))
 	require.Equal(t, onceq.StateDead, db.RunOne(fails).State)
 	info, err = q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)

@@ -23,6 +23,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -342,13 +343,13 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 	_, err = db.Queue.Enqueue(ctx, db.Pool, third)
 	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (dead), and this job is of kind "third"; give each kind a scope or keys of its own`, id))
 
-	_, err = db.Queue.Redrive(ctx, db.Pool, id)
+	_, err = onceqops.New(db.Queue).Redrive(ctx, db.Pool, id)
 	require.NoError(t, err)
 	leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "done"})
 	require.NoError(t, err)
 	require.NoError(t, leases[0].Complete(ctx, db.Pool))
 	_, err = db.Queue.Enqueue(ctx, db.Pool, other)
-	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Queue.Keys says until when the key is taken; use another key, or list in Fields the members that must be equal, or set IgnorePayload if none must`, id))
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Ops.Keys says until when the key is taken; use another key, or list in Fields the members that must be equal, or set IgnorePayload if none must`, id))
 	_, err = db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{third, {Kind: "k", Key: "0", Payload: raw(`{"amount": 3}`)}})
 	require.ErrorContains(t, err, fmt.Sprintf(`job %d of kind "k" (completed), and this job is of kind "third"`, id), "the kind's name outlives the job")
 	require.ErrorContains(t, err, "they differ in $.a, $.amount;")
@@ -360,7 +361,7 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, leases[0].Fail(ctx, onceq.Fatal(errors.New("no"))))
 	enqExec(t, db.Pool, `delete from onceq.job_fences where key = 'done'`)
-	_, err = db.Queue.Redrive(ctx, db.Pool, id)
+	_, err = onceqops.New(db.Queue).Redrive(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.True(t, enqOne(t, db, db.Pool, other).Duplicate)
 	_, err = db.Queue.Enqueue(ctx, db.Pool, third)
@@ -1109,10 +1110,12 @@ func TestEnqueue_WaitsForWhoChangesTheKeysJob(t *testing.T) {
 			return err
 		}},
 		"redrive": {true, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error {
-			_, err := q.Redrive(ctx, tx, id)
+			_, err := onceqops.New(q).Redrive(ctx, tx, id)
 			return err
 		}},
-		"discard": {true, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error { return q.Discard(ctx, tx, id) }},
+		"discard": {true, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error {
+			return onceqops.New(q).Discard(ctx, tx, id)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1639,7 +1642,7 @@ func TestPattern_TheJobsIDIsStableAcrossRetries(t *testing.T) {
 		l := enqClaim(t, db)
 		require.Equal(t, id, l.ID)
 		require.NoError(t, l.Fail(t.Context(), errors.New("no")))
-		_, err := db.Queue.Retry(t.Context(), db.Pool, id)
+		_, err := onceqops.New(db.Queue).Retry(t.Context(), db.Pool, id)
 		require.NoError(t, err)
 	}
 	// Two jobs for the same report are two jobs.
@@ -1689,7 +1692,7 @@ func TestPattern_ADelayedJobRunsOnceAlsoWhenRetriedEarly(t *testing.T) {
 	db := enqNew(t)
 	job := onceq.Job{Kind: "welcome", Key: "welcome:user:42", Delay: time.Hour}
 	first := enqOne(t, db, db.Pool, job)
-	_, err := db.Queue.Retry(t.Context(), db.Pool, first.ID) // it becomes due at once
+	_, err := onceqops.New(db.Queue).Retry(t.Context(), db.Pool, first.ID) // it becomes due at once
 	require.NoError(t, err)
 	require.Equal(t, first.ID, enqOne(t, db, db.Pool, job).ID)
 	enqFinish(t, db, nil)

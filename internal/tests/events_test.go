@@ -19,6 +19,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -181,7 +182,7 @@ func TestEvents_EachIsSentOnceInTimeAndAtItsLevel(t *testing.T) {
 	require.NoError(t, claim().Fail(ctx, errors.New("second")))
 	seen.want(t, onceq.EventClaimed, onceq.EventDead)
 
-	_, err = q.Redrive(ctx, db.Pool, r.ID)
+	_, err = onceqops.New(q).Redrive(ctx, db.Pool, r.ID)
 	require.NoError(t, err)
 	stale := claim()
 	db.ExpireLease(r.ID)
@@ -567,13 +568,13 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 	for name, c := range map[string]struct {
 		jobs func(first int64) []onceq.Job // the second
 		job  onceq.Job
-		by   onceq.Cause
+		by   string
 	}{
-		"a lane":               {job: onceq.Job{Lane: "f/x"}, by: onceq.CauseLane},
-		"a limit":              {job: onceq.Job{Limit: "l"}, by: onceq.CauseLimit},
-		"a lane and a limit":   {job: onceq.Job{Lane: "f/x", Limit: "l"}, by: onceq.CauseLimit},
-		"another job":          {jobs: func(id int64) []onceq.Job { return []onceq.Job{{After: []onceq.JobRef{{ID: id}}}} }, by: onceq.CauseAfter},
-		"another job and lane": {jobs: func(id int64) []onceq.Job { return []onceq.Job{{After: []onceq.JobRef{{ID: id}}, Lane: "f/x"}} }, by: onceq.CauseLane},
+		"a lane":               {job: onceq.Job{Lane: "f/x"}, by: "lane"},
+		"a limit":              {job: onceq.Job{Limit: "l"}, by: "limit"},
+		"a lane and a limit":   {job: onceq.Job{Lane: "f/x", Limit: "l"}, by: "limit"},
+		"another job":          {jobs: func(id int64) []onceq.Job { return []onceq.Job{{After: []onceq.JobRef{{ID: id}}}} }, by: "after"},
+		"another job and lane": {jobs: func(id int64) []onceq.Job { return []onceq.Job{{After: []onceq.JobRef{{ID: id}}, Lane: "f/x"}} }, by: "lane"},
 		"a worker":             {},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -594,7 +595,7 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 			leases := must[[]*onceq.Lease](t)(q.Claim(t.Context(), onceq.ClaimOptions{Lease: 2 * waits}))
 			require.Len(t, leases, 1)
 			db.Advance(waits)
-			stats := must[[]onceq.QueueStats](t)(q.Stats(t.Context()))
+			stats := must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(t.Context()))
 			require.NoError(t, leases[0].Complete(t.Context(), nil))
 			runs := 0
 			w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, onceq.Kind[any]{Name: "k"}.Handle(func(context.Context, *onceq.Lease, any) error {
@@ -617,7 +618,7 @@ func TestEvents_AWaitCountsFromWhenTheJobWasDue(t *testing.T) {
 			require.Len(t, claims, 3)
 			require.GreaterOrEqual(t, claims[1].Wait, waits)
 			require.Equal(t, c.by, claims[1].HeldBy)
-			ages := map[onceq.Cause]time.Duration{onceq.CauseLane: stats[0].OldestInLane, onceq.CauseLimit: stats[0].OldestInLimit, onceq.CauseAfter: stats[0].OldestAfter}
+			ages := map[string]time.Duration{"lane": stats[0].OldestInLane, "limit": stats[0].OldestInLimit, "after": stats[0].OldestAfter}
 			if c.by == "" {
 				require.Zero(t, claims[1].Held)
 				require.GreaterOrEqual(t, stats[0].Oldest, waits)

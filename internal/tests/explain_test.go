@@ -16,15 +16,16 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
 // explained returns the reasons for a job, which must be these.
-func explained(t *testing.T, db *queuetest.DB, id int64, want ...onceq.Cause) []onceq.Reason {
+func explained(t *testing.T, db *queuetest.DB, id int64, want ...onceqops.Cause) []onceqops.Reason {
 	t.Helper()
-	e, err := db.Queue.Explain(t.Context(), db.Pool, id)
+	e, err := onceqops.New(db.Queue).Explain(t.Context(), db.Pool, id)
 	require.NoError(t, err)
-	var got []onceq.Cause
+	var got []onceqops.Cause
 	for _, r := range e.Reasons {
 		got = append(got, r.Cause)
 		require.NotEmpty(t, r.Text)
@@ -50,19 +51,19 @@ func TestExplain_RoomComesLast(t *testing.T) {
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
 	for _, job := range []onceq.Job{{Lane: "a", Payload: 1}, {Limit: "l", Payload: 1}} {
-		cause := onceq.CauseLane
+		cause := onceqops.CauseLane
 		if job.Limit != "" {
-			cause = onceq.CauseLimit
+			cause = onceqops.CauseLimit
 		}
 		id := add(t, db, job)
-		r := explained(t, db, id, onceq.CauseNoWorker, cause)
+		r := explained(t, db, id, onceqops.CauseNoWorker, cause)
 		require.Contains(t, r[1].Text, "has room, and it is the next: a worker lets them in within a poll")
 		require.NoError(t, q.PauseKind(ctx, db.Pool, "k", ""))
-		explained(t, db, id, onceq.CauseKindPaused, onceq.CauseNoWorker, cause)
+		explained(t, db, id, onceqops.CauseKindPaused, onceqops.CauseNoWorker, cause)
 		_, err := q.ResumeKind(ctx, db.Pool, "k")
 		require.NoError(t, err)
 		job.Delay = time.Hour
-		explained(t, db, add(t, db, job), onceq.CauseScheduled, onceq.CauseNoWorker, cause)
+		explained(t, db, add(t, db, job), onceqops.CauseScheduled, onceqops.CauseNoWorker, cause)
 	}
 }
 
@@ -72,14 +73,14 @@ func TestExplain_MoreThanItCounts(t *testing.T) {
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
 	require.NoError(t, q.SetLimit(ctx, db.Pool, "l", onceq.Limit{Rate: 1, Per: time.Minute, Burst: 1}))
-	jobs := make([]onceq.Job, onceq.StatsCap+10)
+	jobs := make([]onceq.Job, onceqops.StatsCap+10)
 	for i := range jobs {
 		jobs[i] = onceq.Job{Kind: "k", Limit: "l", Payload: i}
 	}
 	all, err := q.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
-	require.Contains(t, explained(t, db, all[len(all)-1].ID, onceq.CauseLimit, onceq.CauseNoWorker)[0].Text, "1000 or more others come before it, and its slot is not before ")
-	require.Contains(t, explained(t, db, all[10].ID, onceq.CauseLimit, onceq.CauseNoWorker)[0].Text, "10 others come before it, and its slot is at about ")
+	require.Contains(t, explained(t, db, all[len(all)-1].ID, onceqops.CauseLimit, onceqops.CauseNoWorker)[0].Text, "1000 or more others come before it, and its slot is not before ")
+	require.Contains(t, explained(t, db, all[10].ID, onceqops.CauseLimit, onceqops.CauseNoWorker)[0].Text, "10 others come before it, and its slot is at about ")
 }
 
 // A worker that was killed counts for three minutes, so after some polls the answer does not say that one takes the job soon.
@@ -88,11 +89,11 @@ func TestExplain_WorkersThatMayBeGone(t *testing.T) {
 	db := queuetest.New(t)
 	id := add(t, db, onceq.Job{Payload: 1})
 	workerRow(t, db, 1, `{"default": 1}`, "k", "85 s")
-	require.Contains(t, explained(t, db, id, onceq.CauseReady)[0].Text, "a worker takes it within its poll interval")
+	require.Contains(t, explained(t, db, id, onceqops.CauseReady)[0].Text, "a worker takes it within its poll interval")
 	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 minute'`)
-	require.Regexp(t, `^it has been due for 1m\ds although nothing is in its way, and 1 worker could take it, of which the last was seen 1m2\ds ago: `, explained(t, db, id, onceq.CauseReady)[0].Text)
+	require.Regexp(t, `^it has been due for 1m\ds although nothing is in its way, and 1 worker could take it, of which the last was seen 1m2\ds ago: `, explained(t, db, id, onceqops.CauseReady)[0].Text)
 	workerRow(t, db, 2, `{"default": 1}`, "k", "70 s")
-	require.Regexp(t, `, and 2 workers could take it, of which the last was seen 1m1\ds ago: `, explained(t, db, id, onceq.CauseReady)[0].Text)
+	require.Regexp(t, `, and 2 workers could take it, of which the last was seen 1m1\ds ago: `, explained(t, db, id, onceqops.CauseReady)[0].Text)
 }
 
 // The same workers may have all connections for transactional handlers in another queue.
@@ -103,9 +104,9 @@ func TestExplain_JobsOfOtherQueuesMayHaveTheConnections(t *testing.T) {
 	slow := add(t, db, onceq.Job{Payload: 1, Queue: "slow"})
 	sqlRun(t, db, `update onceq.jobs set leased_until = now() + interval '1 minute', holder = 1::bigint << 32 | 7, claims = 1 where id = $1`, slow)
 	id := add(t, db, onceq.Job{Payload: 1})
-	require.Zero(t, explained(t, db, id, onceq.CauseReady)[0].Running)
+	require.Zero(t, explained(t, db, id, onceqops.CauseReady)[0].Running)
 	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 minute' where id = $1`, id)
-	r := explained(t, db, id, onceq.CauseReady)[0]
+	r := explained(t, db, id, onceqops.CauseReady)[0]
 	require.Equal(t, 1, r.Running)
 	require.Contains(t, r.Text, "its queue has room, and 1 worker for it runs 1 job of other queues")
 	require.Contains(t, r.Advice, "MaxConns")
@@ -117,9 +118,9 @@ func TestExplain_WaitsForItsTime(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 	workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
 	id := add(t, db, onceq.Job{Payload: 1, Delay: time.Hour})
-	r := explained(t, db, id, onceq.CauseScheduled)[0]
+	r := explained(t, db, id, onceqops.CauseScheduled)[0]
 	require.InDelta(t, time.Until(r.Until).Minutes(), 60, 10)
-	require.Equal(t, fmt.Sprintf("Queue.Retry makes it due now, as onceq jobs retry %d does", id), r.Advice)
+	require.Equal(t, fmt.Sprintf("Ops.Retry makes it due now, as onceq jobs retry %d does", id), r.Advice)
 
 	claim := func(id int64) *onceq.Lease {
 		leases, err := q.Claim(ctx, onceq.ClaimOptions{})
@@ -130,18 +131,18 @@ func TestExplain_WaitsForItsTime(t *testing.T) {
 	}
 	id = add(t, db, onceq.Job{Payload: 1})
 	require.NoError(t, claim(id).Snooze(ctx, time.Hour))
-	explained(t, db, id, onceq.CauseDeferred)
+	explained(t, db, id, onceqops.CauseDeferred)
 
 	id = add(t, db, onceq.Job{Payload: 1})
 	require.NoError(t, claim(id).Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("no route"))))
-	r = explained(t, db, id, onceq.CauseRetry)[0]
+	r = explained(t, db, id, onceqops.CauseRetry)[0]
 	require.Contains(t, r.Text, "attempt 1 of 25 failed")
 	require.Contains(t, r.Text, "no route")
 
 	id = add(t, db, onceq.Job{Payload: 1})
 	require.NoError(t, claim(id).Fail(ctx, onceq.RetryAfter(0, errors.New("no route"))))
 	require.NoError(t, claim(id).Snooze(ctx, time.Hour))
-	r = explained(t, db, id, onceq.CauseRetry)[0]
+	r = explained(t, db, id, onceqops.CauseRetry)[0]
 	require.Contains(t, r.Text, "it has failed or asked to run again (Snooze, ")
 	require.Contains(t, r.Text, "1 of 25 attempts has failed, the latest at ")
 	require.Contains(t, r.Text, "no route")
@@ -155,7 +156,7 @@ func TestExplain_AFullLaneWithManyPlaces(t *testing.T) {
 	workerRow(t, db, 1, `{"default": 1}`, "book,call", "0 s")
 	lane := onceq.Kind[int]{Name: "book", Lane: func(int) string { return "7" }}
 	limit := onceq.Kind[int]{Name: "call", Limit: func(int) string { return "bank" }}
-	const most = onceq.StatsCap + 1
+	const most = onceqops.StatsCap + 1
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "book", "", most))
 	require.NoError(t, q.SetLimit(ctx, db.Pool, "bank", onceq.Limit{AtOnce: most}))
 	var jobs []onceq.Job
@@ -168,13 +169,13 @@ func TestExplain_AFullLaneWithManyPlaces(t *testing.T) {
 		claimed += len(must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Limit: 2000})))
 		return claimed == 2*most
 	})
-	r := explained(t, db, last[0].ID, onceq.CauseLane)[0]
+	r := explained(t, db, last[0].ID, onceqops.CauseLane)[0]
 	require.Contains(t, r.Text, fmt.Sprintf("of which %d may be live at once", most))
 	require.Contains(t, r.Text, fmt.Sprintf("and %d more, which are live", most-10))
-	require.Contains(t, must[[]onceq.LaneInfo](t)(q.Lanes(ctx, db.Pool, onceq.LaneFilter{}))[0].String(), "is full")
-	r = explained(t, db, last[1].ID, onceq.CauseLimit)[0]
+	require.Contains(t, must[[]onceqops.LaneInfo](t)(onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{}))[0].String(), "is full")
+	r = explained(t, db, last[1].ID, onceqops.CauseLimit)[0]
 	require.Contains(t, r.Text, fmt.Sprintf("and %d more, which are live", most-10))
-	require.Contains(t, must[onceq.LimitInfo](t)(q.Limit(ctx, db.Pool, "bank")).String(), "is full")
+	require.Contains(t, must[onceqops.LimitInfo](t)(onceqops.New(q).Limit(ctx, db.Pool, "bank")).String(), "is full")
 }
 
 func TestExplain_Paused(t *testing.T) {
@@ -184,33 +185,33 @@ func TestExplain_Paused(t *testing.T) {
 	workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
 	id := add(t, db, onceq.Job{Payload: 1})
 	require.NoError(t, q.PauseQueue(ctx, db.Pool, "default", "ann: provider down"))
-	r := explained(t, db, id, onceq.CauseQueuePaused)[0]
+	r := explained(t, db, id, onceqops.CauseQueuePaused)[0]
 	require.Equal(t, "ann: provider down", r.Pause.Note)
 	require.Contains(t, r.String(), "resuming the queue ends that")
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "k", ""))
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "default", "")) // a kind that is called as the queue
-	explained(t, db, id, onceq.CauseQueuePaused, onceq.CauseKindPaused)
+	explained(t, db, id, onceqops.CauseQueuePaused, onceqops.CauseKindPaused)
 	_, err := q.ResumeQueue(ctx, db.Pool, "default")
 	require.NoError(t, err)
-	require.Contains(t, explained(t, db, id, onceq.CauseKindPaused)[0].Advice, "resuming the kind ends that")
+	require.Contains(t, explained(t, db, id, onceqops.CauseKindPaused)[0].Advice, "resuming the kind ends that")
 	id = add(t, db, onceq.Job{Payload: 1, Delay: time.Hour})
-	explained(t, db, id, onceq.CauseScheduled, onceq.CauseKindPaused)
+	explained(t, db, id, onceqops.CauseScheduled, onceqops.CauseKindPaused)
 }
 
 func TestExplain_NobodyTakesIt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	id := add(t, db, onceq.Job{Payload: 1})
-	require.Nil(t, explained(t, db, id, onceq.CauseNoWorker)[0].Worker)
+	require.Nil(t, explained(t, db, id, onceqops.CauseNoWorker)[0].Worker)
 	workerRow(t, db, 1, `{"default": 1}`, "k", "1 hour")
 	workerRow(t, db, 2, `{"other": 1}`, "k", "0 s")
-	r := explained(t, db, id, onceq.CauseNoWorker)[0]
+	r := explained(t, db, id, onceqops.CauseNoWorker)[0]
 	require.Equal(t, int64(1<<32), r.Worker.ID)
 	require.Contains(t, r.Text, "process 7 on web1")
 	workerRow(t, db, 3, `{"default": 1}`, "mail", "0 s")
-	explained(t, db, id, onceq.CauseNoHandler)
+	explained(t, db, id, onceqops.CauseNoHandler)
 	workerRow(t, db, 4, `{"default": 1}`, "k", "0 s")
-	explained(t, db, id, onceq.CauseReady)
+	explained(t, db, id, onceqops.CauseReady)
 }
 
 func TestExplain_FullAndBehind(t *testing.T) {
@@ -231,13 +232,13 @@ func TestExplain_FullAndBehind(t *testing.T) {
 	}
 	lease(running[0], 1)
 	lease(running[2], 2)
-	require.Equal(t, 3, explained(t, db, id, onceq.CauseBehind)[0].Before, "running[1], before and high")
-	explained(t, db, high, onceq.CauseReady)
+	require.Equal(t, 3, explained(t, db, id, onceqops.CauseBehind)[0].Before, "running[1], before and high")
+	explained(t, db, high, onceqops.CauseReady)
 	lease(running[1], 1)
-	r := explained(t, db, id, onceq.CauseFull, onceq.CauseBehind)
+	r := explained(t, db, id, onceqops.CauseFull, onceqops.CauseBehind)
 	require.Equal(t, [2]int{2, 2}, [2]int{r[0].Running, r[0].Slots})
 	require.Equal(t, 2, r[1].Before, "before and high")
-	require.Equal(t, 3, explained(t, db, later, onceq.CauseFull, onceq.CauseBehind)[1].Before)
+	require.Equal(t, 3, explained(t, db, later, onceqops.CauseFull, onceqops.CauseBehind)[1].Before)
 	_ = before
 }
 
@@ -253,21 +254,21 @@ func TestExplain_LockedAndLost(t *testing.T) {
 	var pid int
 	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from onceq.jobs where id = $1 for update`, id).Scan(&pid))
 	aSecondOld(t, db, pid)
-	r := explained(t, db, id, onceq.CauseLocked)[0]
+	r := explained(t, db, id, onceqops.CauseLocked)[0]
 	require.Equal(t, pid, r.Session)
 	require.False(t, r.Since.IsZero())
 	require.Contains(t, r.Text, ", idle in transaction) has its row locked")
 	require.Contains(t, r.Advice, "end it (pg_terminate_backend)")
 	require.NoError(t, tx.Rollback(ctx))
-	explained(t, db, id, onceq.CauseReady)
+	explained(t, db, id, onceqops.CauseReady)
 
 	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{})
 	require.NoError(t, err)
 	require.Len(t, leases, 1)
 	db.ExpireLease(id)
-	require.Equal(t, 1, explained(t, db, id, onceq.CauseQuarantine)[0].Lost)
+	require.Equal(t, 1, explained(t, db, id, onceqops.CauseQuarantine)[0].Lost)
 	sqlRun(t, db, `update onceq.jobs set lost = 3, claims = 3, leased_until = null, holder = null where id = $1`, id)
-	require.Equal(t, 3, explained(t, db, id, onceq.CauseQuarantine)[0].Lost)
+	require.Equal(t, 3, explained(t, db, id, onceqops.CauseQuarantine)[0].Lost)
 }
 
 // aSecondOld waits until Explain reports the locks of a session's transaction.
@@ -290,8 +291,8 @@ func TestExplain_AFreshLockIsNoReason(t *testing.T) {
 			_, err := tx.Exec(ctx, `select from onceq.`+table+` for update`)
 			require.NoError(t, err)
 		}
-		for id, cause := range map[int64]onceq.Cause{id: onceq.CauseReady, first: onceq.CauseLane, second: onceq.CauseLane} {
-			if must[onceq.Explanation](t)(db.Queue.Explain(ctx, db.Pool, id)).Cause() != cause {
+		for id, cause := range map[int64]onceqops.Cause{id: onceqops.CauseReady, first: onceqops.CauseLane, second: onceqops.CauseLane} {
+			if must[onceqops.Explanation](t)(onceqops.New(db.Queue).Explain(ctx, db.Pool, id)).Cause() != cause {
 				return false
 			}
 		}
@@ -322,7 +323,7 @@ func TestExplain_LockedByAStatementOfOnceq(t *testing.T) {
 	until(t, db, `exists (select `+blocked+`)`)
 	own := sqlOne[int](t, db, `select pid `+blocked)
 	aSecondOld(t, db, own)
-	r := explained(t, db, first, onceq.CauseLocked)[0]
+	r := explained(t, db, first, onceqops.CauseLocked)[0]
 	require.Equal(t, own, r.Session)
 	require.Contains(t, r.Text, "which runs a statement on the tables of onceq, has its row locked")
 	require.NotContains(t, r.Advice, "pg_terminate_backend")
@@ -356,7 +357,7 @@ func TestExplain_BusyLineDoesNotContradictItself(t *testing.T) {
 						if asked == 10_000 {
 							t.Errorf("%d of %d answers say who has the place", n, asked)
 						}
-						e, err := q.Explain(ctx, db.Pool, id)
+						e, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 						if err != nil {
 							t.Error(err)
 							return
@@ -397,7 +398,7 @@ func TestExplain_HolderEndsMeanwhile(t *testing.T) {
 				l, ended = laneClaimOne(t, db.Queue, second), true
 				until = sqlOne[time.Time](t, db, `update onceq.jobs set leased_until = leased_until + interval '1 hour' where id = $1 returning leased_until`, second)
 			}}
-			why, err := db.Queue.Explain(t.Context(), between, third)
+			why, err := onceqops.New(db.Queue).Explain(t.Context(), between, third)
 			require.NoError(t, err)
 			require.Len(t, why.Reasons, 1, "%s", why)
 			r := why.Reasons[0]
@@ -426,9 +427,9 @@ func TestExplain_AnotherLeaseMeanwhile(t *testing.T) {
 		between := &enqBetween{DB: db.Pool, n: n, do: func() {
 			leases[2], taken = sqlOne[time.Time](t, db, lease, id, 2, "2 hours"), true
 		}}
-		why, err := db.Queue.Explain(t.Context(), between, id)
+		why, err := onceqops.New(db.Queue).Explain(t.Context(), between, id)
 		require.NoError(t, err)
-		require.Equal(t, onceq.CauseRunning, why.Cause())
+		require.Equal(t, onceqops.CauseRunning, why.Cause())
 		r := why.Reasons[0]
 		require.True(t, r.Until.Equal(leases[r.Worker.ID>>32]), "before statement %d: %s", n, why)
 	}
@@ -459,7 +460,7 @@ func TestExplain_Runs(t *testing.T) {
 	before := sqlOne[time.Time](t, db, `select now()`)
 	id := add(t, db, onceq.Job{Payload: 1})
 	require.Equal(t, id, receive(t, running))
-	r := explained(t, db, id, onceq.CauseRunning)[0]
+	r := explained(t, db, id, onceqops.CauseRunning)[0]
 	require.NotNil(t, r.Worker)
 	require.Equal(t, one.ID, r.Worker.ID)
 	require.Equal(t, time.Hour, r.Until.Sub(r.Beat))
@@ -468,13 +469,13 @@ func TestExplain_Runs(t *testing.T) {
 
 	inTx := add(t, db, onceq.Job{Kind: "tx", Payload: 1})
 	require.Equal(t, inTx, receive(t, running))
-	r = explained(t, db, inTx, onceq.CauseRunning)[0]
+	r = explained(t, db, inTx, onceqops.CauseRunning)[0]
 	require.Equal(t, one.ID, r.Worker.ID)
 	require.NotZero(t, r.Session)
 
 	_, err := db.Queue.Cancel(ctx, db.Pool, id)
 	require.NoError(t, err)
-	require.Contains(t, explained(t, db, id, onceq.CauseRunning)[0].Advice, "cancel")
+	require.Contains(t, explained(t, db, id, onceqops.CauseRunning)[0].Advice, "cancel")
 	close(finish)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
@@ -483,7 +484,7 @@ func TestExplain_Runs(t *testing.T) {
 	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{})
 	require.NoError(t, err)
 	require.Len(t, leases, 1)
-	require.Nil(t, explained(t, db, byHand, onceq.CauseRunning)[0].Worker)
+	require.Nil(t, explained(t, db, byHand, onceqops.CauseRunning)[0].Worker)
 }
 
 // A job that ends or freezes its process each time says that it does, and what to look at.
@@ -502,7 +503,7 @@ func TestExplain_DeadByLostLeases(t *testing.T) {
 	leases, err := q.Claim(ctx, claim)
 	require.NoError(t, err)
 	require.Empty(t, leases)
-	r := explained(t, db, id, onceq.CauseDead)[0]
+	r := explained(t, db, id, onceqops.CauseDead)[0]
 	require.Equal(t, 2, r.Lost)
 	j, err := q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
@@ -527,10 +528,10 @@ func TestExplain_Finished(t *testing.T) {
 			return err
 		}))
 	db.Advance(time.Minute)
-	require.False(t, explained(t, db, completed, onceq.CauseCompleted)[0].Since.IsZero())
-	require.Contains(t, explained(t, db, cancelled, onceq.CauseCancelled)[0].Advice, "a redrive runs it again")
-	require.Contains(t, explained(t, db, dead, onceq.CauseDead)[0].Text, "no such user")
-	explained(t, db, 4711, onceq.CauseUnknown)
+	require.False(t, explained(t, db, completed, onceqops.CauseCompleted)[0].Since.IsZero())
+	require.Contains(t, explained(t, db, cancelled, onceqops.CauseCancelled)[0].Advice, "a redrive runs it again")
+	require.Contains(t, explained(t, db, dead, onceqops.CauseDead)[0].Text, "no such user")
+	explained(t, db, 4711, onceqops.CauseUnknown)
 	for range 3 { // the policy holds the effect in a later run
 		if job, err := db.Queue.Get(ctx, db.Pool, held); err == nil && job.State == onceq.StateHeld {
 			break
@@ -541,7 +542,7 @@ func TestExplain_Finished(t *testing.T) {
 			return err
 		}))
 	}
-	r := explained(t, db, held, onceq.CauseHeld)[0]
+	r := explained(t, db, held, onceqops.CauseHeld)[0]
 	require.Len(t, r.Effects, 1)
 	require.Equal(t, "charge", r.Effects[0].Name)
 	require.Contains(t, r.Text, "reset")
@@ -561,24 +562,24 @@ func TestExplain_BlockedNamesWhatComesAfter(t *testing.T) {
 	shut := add(t, db, onceq.Job{Lane: "shut"})
 	after := add(t, db, onceq.Job{After: []onceq.JobRef{{ID: laned}}})
 	both := add(t, db, onceq.Job{Lane: "shut", Limit: "closed"})
-	each := func(then ...onceq.Cause) {
+	each := func(then ...onceqops.Cause) {
 		t.Helper()
-		explained(t, db, limited, append([]onceq.Cause{onceq.CauseLimit}, then...)...)
-		explained(t, db, delayed, append([]onceq.Cause{onceq.CauseScheduled, onceq.CauseLimit}, then...)...)
-		explained(t, db, laned, append(slices.Clone(then), onceq.CauseLane)...)
-		explained(t, db, shut, append([]onceq.Cause{onceq.CauseLane}, then...)...)
-		explained(t, db, after, append([]onceq.Cause{onceq.CauseAfter}, then...)...)
-		explained(t, db, both, append([]onceq.Cause{onceq.CauseLane, onceq.CauseLimit}, then...)...)
+		explained(t, db, limited, append([]onceqops.Cause{onceqops.CauseLimit}, then...)...)
+		explained(t, db, delayed, append([]onceqops.Cause{onceqops.CauseScheduled, onceqops.CauseLimit}, then...)...)
+		explained(t, db, laned, append(slices.Clone(then), onceqops.CauseLane)...)
+		explained(t, db, shut, append([]onceqops.Cause{onceqops.CauseLane}, then...)...)
+		explained(t, db, after, append([]onceqops.Cause{onceqops.CauseAfter}, then...)...)
+		explained(t, db, both, append([]onceqops.Cause{onceqops.CauseLane, onceqops.CauseLimit}, then...)...)
 	}
-	each(onceq.CauseNoWorker)
+	each(onceqops.CauseNoWorker)
 	workerRow(t, db, 1, `{"default": 1}`, "mail", "0 s")
-	each(onceq.CauseNoHandler)
+	each(onceqops.CauseNoHandler)
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "k", "bob"))
 	require.NoError(t, q.PauseQueue(ctx, db.Pool, "default", "ann"))
 	require.NoError(t, q.PauseQueue(ctx, db.Pool, "other", ""))
-	each(onceq.CauseQueuePaused, onceq.CauseKindPaused, onceq.CauseNoHandler)
+	each(onceqops.CauseQueuePaused, onceqops.CauseKindPaused, onceqops.CauseNoHandler)
 	workerRow(t, db, 2, `{"default": 1}`, "k", "0 s")
-	each(onceq.CauseQueuePaused, onceq.CauseKindPaused)
+	each(onceqops.CauseQueuePaused, onceqops.CauseKindPaused)
 	_, err := q.ResumeQueue(ctx, db.Pool, "default")
 	require.NoError(t, err)
 	_, err = q.ResumeKind(ctx, db.Pool, "k")
@@ -595,29 +596,29 @@ func TestExplain_FullLimitAndPausedHolders(t *testing.T) {
 	holder := add(t, db, onceq.Job{Kind: "held", Limit: "provider"})
 	l := laneClaimOne(t, q, holder)
 	first := add(t, db, onceq.Job{Lane: "a", Limit: "provider"})
-	r := explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)
+	r := explained(t, db, first, onceqops.CauseLane, onceqops.CauseLimit)
 	require.Contains(t, r[0].Text, `a worker lets them go on within a poll, and it then needs its share of limit "provider"`)
 	require.Equal(t, []any{[]int64{holder}, 1}, []any{r[1].Ahead, r[1].Slots})
 	require.Contains(t, r[1].Text, fmt.Sprintf(`its limit "provider" (not set itself) is full: 1 of its jobs is live, and 1 may be; the first of them are [%d]`, holder))
 
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "held", "ann"))
-	require.NotContains(t, explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)[1].Text, "paused", "it runs, and ends all the same")
+	require.NotContains(t, explained(t, db, first, onceqops.CauseLane, onceqops.CauseLimit)[1].Text, "paused", "it runs, and ends all the same")
 	require.NoError(t, l.Complete(ctx, nil))
 	require.NoError(t, laneClaimOne(t, q, first).Complete(ctx, nil))
 	holder = add(t, db, onceq.Job{Kind: "held", Limit: "provider"})
 	require.Empty(t, laneClaim(t, q, 10)) // it is let in, and nobody takes it
 	first = add(t, db, onceq.Job{Lane: "a", Limit: "provider"})
-	r = explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)
+	r = explained(t, db, first, onceqops.CauseLane, onceqops.CauseLimit)
 	held := fmt.Sprintf(`; of these, [%d] do not start, because kind "held" has been paused since `, holder)
 	require.Contains(t, r[1].Text, held)
 
 	require.Empty(t, laneClaim(t, q, 10)) // it goes on to the line of its limit
 	second := add(t, db, onceq.Job{Lane: "a"})
-	one := explained(t, db, first, onceq.CauseLimit)[0]
+	one := explained(t, db, first, onceqops.CauseLimit)[0]
 	require.Contains(t, one.Text, held)
 	require.Equal(t, "resuming the kind lets them start; cancelling them gives their places to others", one.Advice)
 	require.Equal(t, "ann", one.Pause.Note)
-	one = explained(t, db, second, onceq.CauseLane)[0]
+	one = explained(t, db, second, onceqops.CauseLane)[0]
 	require.Equal(t, []int64{first}, one.Ahead)
 	require.Nil(t, one.Pause)
 
@@ -627,7 +628,7 @@ func TestExplain_FullLimitAndPausedHolders(t *testing.T) {
 	require.NoError(t, laneClaimOne(t, q, holder).Complete(ctx, nil))
 	laneClaimOne(t, q, first)
 	third := add(t, db, onceq.Job{Lane: "a", Limit: "provider"})
-	explained(t, db, third, onceq.CauseLane)
+	explained(t, db, third, onceqops.CauseLane)
 }
 
 // A job that waits for its lane or its limit says who has the job before it, and until when; or when that one is due again.
@@ -638,7 +639,7 @@ func TestExplain_WhoHasThePlace(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
-			cause := map[bool]onceq.Cause{true: onceq.CauseLane, false: onceq.CauseLimit}[job.Lane != ""]
+			cause := map[bool]onceqops.Cause{true: onceqops.CauseLane, false: onceqops.CauseLimit}[job.Lane != ""]
 			first, second := add(t, db, job), add(t, db, job)
 			laneClaimOne(t, db.Queue, first)
 			r := explained(t, db, second, cause)[0]
@@ -708,24 +709,24 @@ func TestExplain_LockedWhileItWaits(t *testing.T) {
 	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from (select id from onceq.job_waits where id = any ($1) for update) w`, []int64{after, first, limited}).Scan(&pid))
 	aSecondOld(t, db, pid)
 	for _, id := range []int64{after, first, limited} {
-		r := explained(t, db, id, onceq.CauseLocked)[0]
+		r := explained(t, db, id, onceqops.CauseLocked)[0]
 		require.Equal(t, pid, r.Session)
 		require.Empty(t, r.Ahead)
 		require.Contains(t, r.Text, "has its row locked, in a transaction that began at ")
 	}
-	r := explained(t, db, second, onceq.CauseLocked)[0]
+	r := explained(t, db, second, onceqops.CauseLocked)[0]
 	require.Equal(t, []any{pid, []int64{first}}, []any{r.Session, r.Ahead})
 	require.Contains(t, r.Text, fmt.Sprintf("has the row of job %d locked, which comes before it, in a transaction that began at ", first))
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "1", 2))
-	explained(t, db, second, onceq.CauseLane) // it is next itself
-	explained(t, db, first, onceq.CauseLocked)
+	explained(t, db, second, onceqops.CauseLane) // it is next itself
+	explained(t, db, first, onceqops.CauseLocked)
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "1", 0))
-	explained(t, db, first, onceq.CauseLane, onceq.CauseLocked)
-	explained(t, db, second, onceq.CauseLane)
-	explained(t, db, behind, onceq.CauseLane)
+	explained(t, db, first, onceqops.CauseLane, onceqops.CauseLocked)
+	explained(t, db, second, onceqops.CauseLane)
+	explained(t, db, behind, onceqops.CauseLane)
 	require.NoError(t, tx.Rollback(ctx))
-	explained(t, db, after, onceq.CauseAfter)
-	explained(t, db, limited, onceq.CauseLimit)
+	explained(t, db, after, onceqops.CauseAfter)
+	explained(t, db, limited, onceqops.CauseLimit)
 }
 
 // A job that waits for others says that it is cancelled next because of them.
@@ -743,7 +744,7 @@ func TestExplain_DeadCancel(t *testing.T) {
 		g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, then)
 		require.NoError(t, err)
 		require.NoError(t, end(g.Members[0].ID))
-		text := explained(t, db, g.Then.ID, onceq.CauseAfter)[0].String()
+		text := explained(t, db, g.Then.ID, onceqops.CauseAfter)[0].String()
 		require.Contains(t, text, "the job that it waits for is finished, and 1 is dead or was cancelled: a worker cancels it within a poll (DeadCancel)")
 		require.NotContains(t, text, "go on")
 	}
@@ -767,20 +768,20 @@ func TestExplain_RateWhoseJobsArePaused(t *testing.T) {
 	})
 	id := add(t, db, onceq.Job{Limit: "provider"})
 	sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() + interval '1 hour'`)
-	require.Contains(t, explained(t, db, id, onceq.CauseLimit)[0].Text, "and its slot is at about", "their slots are not past")
+	require.Contains(t, explained(t, db, id, onceqops.CauseLimit)[0].Text, "and its slot is at about", "their slots are not past")
 	sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() - interval '1 second'`)
-	r := explained(t, db, id, onceq.CauseLimit)[0]
+	r := explained(t, db, id, onceqops.CauseLimit)[0]
 	require.Contains(t, r.Text, `it waits for a slot of limit "provider" (10 in 1s, in bursts of 2), which lets no more jobs in before some start of 5 that have slots and that nobody has claimed`)
 	require.Contains(t, r.Text, `do not start, because kind "held" has been paused since `)
 	require.Equal(t, "ann", r.Pause.Note)
 	require.Len(t, r.Ahead, 5)
 	require.True(t, r.Until.IsZero())
-	l, err := q.Limit(ctx, db.Pool, "provider")
+	l, err := onceqops.New(q).Limit(ctx, db.Pool, "provider")
 	require.NoError(t, err)
 	require.Equal(t, `limit "provider" lets no more jobs in before some start of 5 that have slots and that nobody has claimed`, l.String())
 
 	sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() + interval '1 hour', claims = 1, holder = 1 where id = $1`, r.Ahead[0])
-	require.Contains(t, explained(t, db, id, onceq.CauseLimit)[0].Text, "and its slot is at about")
+	require.Contains(t, explained(t, db, id, onceqops.CauseLimit)[0].Text, "and its slot is at about")
 	sqlRun(t, db, `update onceq.jobs set leased_until = null, holder = null, claims = 0`)
 }
 
@@ -802,7 +803,7 @@ func TestExplain_JobMovesOnMeanwhile(t *testing.T) {
 				id := add(t, db, j)
 				var l *onceq.Lease
 				between := &enqBetween{DB: db.Pool, n: n, do: func() { l, moved = laneClaimOne(t, db.Queue, id), true }}
-				why, err := db.Queue.Explain(t.Context(), between, id)
+				why, err := onceqops.New(db.Queue).Explain(t.Context(), between, id)
 				require.NoError(t, err)
 				for _, r := range why.Reasons {
 					require.NotContains(t, r.Ahead, id, "before statement %d: %s", n, why)
@@ -810,7 +811,7 @@ func TestExplain_JobMovesOnMeanwhile(t *testing.T) {
 				if !moved {
 					l = laneClaimOne(t, db.Queue, id)
 				} else {
-					require.Equal(t, onceq.CauseRunning, why.Cause(), "before statement %d: %s", n, why)
+					require.Equal(t, onceqops.CauseRunning, why.Cause(), "before statement %d: %s", n, why)
 				}
 				require.NoError(t, l.Complete(t.Context(), nil))
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -21,9 +22,9 @@ values (date_trunc('minute', now() - $1 * interval '1 microsecond'), $2, 0, $3, 
 		ago.Microseconds(), took.Microseconds(), completed, failed, kind)
 }
 
-func findings(t *testing.T, db *queuetest.DB, what string) (all []onceq.Finding) {
+func findings(t *testing.T, db *queuetest.DB, what string) (all []onceqops.Finding) {
 	t.Helper()
-	for _, f := range must[[]onceq.Finding](t)(db.Queue.Health(t.Context())) {
+	for _, f := range must[[]onceqops.Finding](t)(onceqops.New(db.Queue).Health(t.Context())) {
 		if f.What == what {
 			all = append(all, f)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -330,7 +331,7 @@ func TestTrapFencesInEveryQueryMode(t *testing.T) {
 			if v != 1 || err != nil {
 				t.Error(v, err)
 			}
-			effects, err := db.Queue.Effects(ctx, db.Pool, l.ID)
+			effects, err := onceqops.New(db.Queue).Effects(ctx, db.Pool, l.ID)
 			if err != nil || len(effects) != 1 {
 				t.Error(effects, err)
 			}
@@ -494,7 +495,7 @@ func TestFence_SchemaThatNeedsQuoting(t *testing.T) {
 	_, err = onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 0, nil }, onceq.OnUncertain(onceq.Hold()))
 	fenceWant(t, "Once", err, onceq.ErrHeld)
 	fenceOK(t, "Fail", l.Fail(ctx, err))
-	fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, id, "e", onceq.Applied(nil)))
+	fenceOK(t, "Resolve", onceqops.New(db.Queue).Resolve(ctx, db.Pool, id, "e", onceq.Applied(nil)))
 	fenceLease(t, db)
 }
 
@@ -582,7 +583,7 @@ func TestFence_TheLongestTimes(t *testing.T) {
 		key := fmt.Sprint(i)
 		f := fenceOf(t, db, onceq.FenceSpec{Key: key, Window: window, Lease: 7 * 24 * time.Hour})
 		fenceOK(t, "Complete", fenceClaim(t, f, nil).Complete(ctx, nil, 1))
-		keys, err := db.Queue.Keys(ctx, db.Pool, "", key)
+		keys, err := onceqops.New(db.Queue).Keys(ctx, db.Pool, "", key)
 		if err != nil || len(keys) != 1 || keys[0].Free || keys[0].FreeAt.Before(time.Now()) {
 			t.Fatalf("%s: %+v, %v", window, keys, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -27,11 +28,11 @@ func TestHealth_NamesTheCause(t *testing.T) {
 insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
 select n::bigint << 32, 60000000, now() - n * interval '1 hour', now() - stale * interval '1 hour', n, 1, 'web', version, '{"images": 3, "mail": 3}', '{resize,send}'
   from (values (1, 'v2', 0), (2, 'v1', 0), (3, 'v0', 1)) w (n, version, stale)`)
-	found := func() map[string]onceq.Finding {
+	found := func() map[string]onceqops.Finding {
 		t.Helper()
-		list, err := q.Health(t.Context())
+		list, err := onceqops.New(q).Health(t.Context())
 		require.NoError(t, err)
-		all := make(map[string]onceq.Finding)
+		all := make(map[string]onceqops.Finding)
 		for _, f := range list {
 			all[f.What+" "+f.Queue] = f
 		}
@@ -78,9 +79,9 @@ func TestHealth_OtherCauses(t *testing.T) {
 	sqlRun(t, db, `
 insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
 values (1::bigint << 32, 60000000, now(), now(), 1, 1, 'web', 'v1', '{"busy": 1, "later": 1, "ac": 1}', '{k}')`)
-	list, err := db.Queue.Health(t.Context())
+	list, err := onceqops.New(db.Queue).Health(t.Context())
 	require.NoError(t, err)
-	all := make(map[string]onceq.Finding)
+	all := make(map[string]onceqops.Finding)
 	for _, f := range list {
 		all[f.What+" "+f.Queue] = f
 	}
@@ -95,7 +96,7 @@ values (1::bigint << 32, 60000000, now(), now(), 1, 1, 'web', 'v1', '{"busy": 1,
 	counted(t, db, "k", 2*time.Minute, 5, 0, 0)
 	sqlRun(t, db, `update onceq.job_counts set queue = 'busy'`)
 	waits := findings(t, db, "waiting")
-	i := slices.IndexFunc(waits, func(f onceq.Finding) bool { return f.Queue == "busy" })
+	i := slices.IndexFunc(waits, func(f onceqops.Finding) bool { return f.Queue == "busy" })
 	require.Contains(t, waits[i].Detail, "; 1 a minute have ended in the last 5 minutes, so without new jobs it is empty in 2m0s")
 }
 
@@ -113,7 +114,7 @@ insert into onceq.workers (id, lease, started_at, seen_at, process, schema_versi
 values (1::bigint << 32, 60000000, now(), now(), 1, 1, 'web', 'v1', '{"default": 1}', '{resize}')`)
 	found := func() (all []string) {
 		t.Helper()
-		list, err := db.Queue.Health(t.Context())
+		list, err := onceqops.New(db.Queue).Health(t.Context())
 		require.NoError(t, err)
 		for _, f := range list {
 			all = append(all, f.What+" "+f.Kind)
@@ -145,8 +146,8 @@ func TestHealth_LanesThatNobodyLooksAt(t *testing.T) {
 	db := queuetest.New(t)
 	k := onceq.Kind[int]{Name: "book", Lane: func(int) string { return "7" }}
 	repairEnqueue(t, db, k.Job(1))
-	lanes := func() (all []onceq.Finding) {
-		list, err := db.Queue.Health(t.Context())
+	lanes := func() (all []onceqops.Finding) {
+		list, err := onceqops.New(db.Queue).Health(t.Context())
 		require.NoError(t, err)
 		for _, f := range list {
 			if f.What == "lane" {
@@ -175,8 +176,8 @@ func TestHealth_LimitsThatNobodyHasSet(t *testing.T) {
 	add(t, db, onceq.Job{Kind: "k", Payload: 1, Lane: "a"})
 	require.NoError(t, q.SetLimit(ctx, db.Pool, "sms", onceq.Limit{AtOnce: 1}))
 	require.NoError(t, q.SetLimit(ctx, db.Pool, "mail/", onceq.Limit{AtOnce: 1}))
-	unset := func() (all []onceq.Finding) {
-		list, err := q.Health(ctx)
+	unset := func() (all []onceqops.Finding) {
+		list, err := onceqops.New(q).Health(ctx)
 		require.NoError(t, err)
 		for _, f := range list {
 			if f.What == "limit" {
@@ -210,7 +211,7 @@ func TestHealth_ALeaseThatHasRunOutIsNoHangingHandler(t *testing.T) {
 	sqlRun(t, db, `update onceq.jobs set progress = jsonb_build_object('claims', claims, 'since', now() - interval '10 minutes'), leased_until = now() + interval '1 hour'`)
 	sqlRun(t, db, `update onceq.job_waits set run_at = now() - interval '5 minutes'`)
 	hangs := func() (n int) {
-		for _, f := range must[[]onceq.Finding](t)(db.Queue.Health(t.Context())) {
+		for _, f := range must[[]onceqops.Finding](t)(onceqops.New(db.Queue).Health(t.Context())) {
 			if f.What == "hang" {
 				n++
 			}
@@ -233,8 +234,8 @@ func TestHealth_AHandlerThatHoldsALane(t *testing.T) {
 			ids = append(ids, add(t, db, k.Job(1)))
 		}
 	}
-	hangs := func() (all []onceq.Finding) {
-		list, err := db.Queue.Health(t.Context())
+	hangs := func() (all []onceqops.Finding) {
+		list, err := onceqops.New(db.Queue).Health(t.Context())
 		require.NoError(t, err)
 		for _, f := range list {
 			if f.What == "hang" {

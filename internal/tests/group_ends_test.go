@@ -11,6 +11,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -92,7 +93,7 @@ func TestGroup_AHeldMemberThatIsResolved(t *testing.T) {
 			require.Equal(t, 1, groupOf(t, db, g.Then.ID).Held)
 			require.Zero(t, ran)
 			require.NoError(t, db.Check())
-			require.NoError(t, q.Resolve(ctx, db.Pool, held, "charge", onceq.Applied("ch_1")))
+			require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, held, "charge", onceq.Applied("ch_1")))
 			require.NoError(t, db.Check())
 			require.Equal(t, 1, groupOf(t, db, g.Then.ID).Open)
 			db.Drain(handlers...)
@@ -142,7 +143,7 @@ func TestAfter_WhatIsNotToldOfARunningJob(t *testing.T) {
 		l := laneClaimOne(t, db.Queue, first)
 		id := follow(t, db, first)
 		require.NoError(t, l.Fail(t.Context(), onceq.Fatal(errors.New("no"))))
-		require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, first))
+		require.NoError(t, onceqops.New(db.Queue).Discard(t.Context(), db.Pool, first))
 		require.Empty(t, laneClaim(t, db.Queue, 1))
 		require.Equal(t, onceq.Member{ID: first, State: onceq.StateCancelled}, membersOf(t, db, id)[first])
 		require.Equal(t, onceq.StateCancelled, groupOf(t, db, id).State)

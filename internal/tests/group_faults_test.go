@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -88,7 +89,7 @@ func TestGroup_UnderFaults(t *testing.T) {
 		start(t, db, config, own(&part, handlePart), own(&whole, handleWhole)),
 	}
 	redrive := func() error {
-		_, _, err := db.Queue.RedriveMany(ctx, db.Pool, onceq.Filter{Kind: "part", States: []onceq.State{onceq.StateDead}, Limit: 1 + rand.N(3)})
+		_, _, err := onceqops.New(db.Queue).RedriveMany(ctx, db.Pool, onceqops.Filter{Kind: "part", States: []onceq.State{onceq.StateDead}, Limit: 1 + rand.N(3)})
 		return err
 	}
 	calm := laneFaults(t, db, redrive)
@@ -109,7 +110,7 @@ func TestGroup_UnderFaults(t *testing.T) {
 			_, err = db.Queue.Cancel(ctx, db.Pool, g.Members[0].ID)
 			cancelled[g.Then.ID] = true
 		case 1:
-			_, _, err = db.Queue.CancelGroup(ctx, db.Pool, g.Then.ID)
+			_, _, err = onceqops.New(db.Queue).CancelGroup(ctx, db.Pool, g.Then.ID)
 			cancelled[g.Then.ID] = true
 		}
 		if !errors.Is(err, onceq.ErrNotFound) {
@@ -169,7 +170,7 @@ func TestGroup_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
 	eventually(t, "progress", func() bool { return count(`select count(*) from done`) > groups*each/4 })
 	require.NoError(t, server.Restart(true))
 	eventually(t, "all groups", func() bool {
-		_, _, _ = q.RedriveMany(ctx, pool, onceq.Filter{Kind: "part", States: []onceq.State{onceq.StateDead}})
+		_, _, _ = onceqops.New(q).RedriveMany(ctx, pool, onceqops.Filter{Kind: "part", States: []onceq.State{onceq.StateDead}})
 		return count(`select count(*) from wholes`) == groups
 	})
 	cancel()

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -45,7 +46,7 @@ func TestExplain_WaitsForOthers(t *testing.T) {
 	workerRow(t, db, 1, `{"default": 1}`, "part,whole", "0 s")
 	g := groupWith(t, db, onceq.DeadWait, 4, 1, 2)
 	id, dead := g.Then.ID, g.Members[0].ID
-	r := explained(t, db, id, onceq.CauseAfter)[0]
+	r := explained(t, db, id, onceqops.CauseAfter)[0]
 	require.Equal(t, []any{2, []int64{g.Members[2].ID, g.Members[3].ID}, []int64{dead}}, []any{r.Before, r.Ahead, r.Dead})
 	require.Contains(t, r.Text, fmt.Sprintf("it waits for 2 of 4 jobs: the first of them are [%d %d]; 1 dead and 0 held, the first of them [%d]", g.Members[2].ID, g.Members[3].ID, dead))
 	require.Contains(t, r.Text, "DeadWait")
@@ -55,21 +56,21 @@ func TestExplain_WaitsForOthers(t *testing.T) {
 		require.NoError(t, l.Complete(t.Context(), nil))
 	}
 	laneClaim(t, db.Queue, 10) // nothing: it waits for the dead one
-	r = explained(t, db, id, onceq.CauseAfter)[0]
+	r = explained(t, db, id, onceqops.CauseAfter)[0]
 	require.Equal(t, []any{0, []int64{}, []int64{dead}}, []any{r.Before, r.Ahead, r.Dead})
 	require.Contains(t, r.Text, "all 4 jobs that it waits for are finished; 1 dead")
 	require.Contains(t, r.Advice, "redrive them, resolve their effects, or discard them")
-	require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, dead))
-	r = explained(t, db, id, onceq.CauseAfter)[0]
+	require.NoError(t, onceqops.New(db.Queue).Discard(t.Context(), db.Pool, dead))
+	r = explained(t, db, id, onceqops.CauseAfter)[0]
 	require.Contains(t, r.Text, "a worker lets it go on within a poll")
 
 	// Its time comes after that, and other rules say something else.
 	for rule, want := range map[onceq.DeadRule]string{onceq.DeadRun: "do not keep it from running", onceq.DeadCancel: "it is cancelled when all are finished"} {
-		require.Contains(t, explained(t, db, groupWith(t, db, rule, 2, 1, 1).Then.ID, onceq.CauseAfter)[0].Text, want)
+		require.Contains(t, explained(t, db, groupWith(t, db, rule, 2, 1, 1).Then.ID, onceqops.CauseAfter)[0].Text, want)
 	}
 	later := whole.Job("later")
 	later.Delay, later.After = time.Hour, []onceq.JobRef{{ID: add(t, db, part.Job(1))}}
-	explained(t, db, add(t, db, later), onceq.CauseAfter, onceq.CauseScheduled)
+	explained(t, db, add(t, db, later), onceqops.CauseAfter, onceqops.CauseScheduled)
 }
 
 // Lists, counts, lanes, limits and views show a job that waits for others as a waiting one, and never its line. It can be moved,
@@ -84,12 +85,12 @@ func TestGroup_IsSeen(t *testing.T) {
 
 	info := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 	require.Equal(t, []any{onceq.StateWaiting, true, "", ""}, []any{info.State, info.Blocked, info.Lane, info.Limit})
-	require.Empty(t, must[[]onceq.LaneInfo](t)(q.Lanes(ctx, db.Pool, onceq.LaneFilter{})))
-	require.Empty(t, must[[]onceq.LaneInfo](t)(q.Lanes(ctx, db.Pool, onceq.LaneFilter{After: "\x02"})))
-	require.Empty(t, must[[]onceq.LimitInfo](t)(q.Limits(ctx, db.Pool, onceq.LimitFilter{})))
-	require.Equal(t, 1, must[[]onceq.QueueStats](t)(q.Stats(ctx))[0].Blocked)
-	require.Equal(t, []int64{id}, must[[]int64](t)(q.GroupsOf(ctx, db.Pool, dead)))
-	require.Empty(t, must[[]int64](t)(q.GroupsOf(ctx, db.Pool, id)))
+	require.Empty(t, must[[]onceqops.LaneInfo](t)(onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{})))
+	require.Empty(t, must[[]onceqops.LaneInfo](t)(onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{After: "\x02"})))
+	require.Empty(t, must[[]onceqops.LimitInfo](t)(onceqops.New(q).Limits(ctx, db.Pool, onceqops.LimitFilter{})))
+	require.Equal(t, 1, must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(ctx))[0].Blocked)
+	require.Equal(t, []int64{id}, must[[]int64](t)(onceqops.New(q).GroupsOf(ctx, db.Pool, dead)))
+	require.Empty(t, must[[]int64](t)(onceqops.New(q).GroupsOf(ctx, db.Pool, id)))
 	var line string
 	require.NoError(t, db.Pool.QueryRow(ctx, `select concat_ws(' ', if_dead, total, unfinished, completed, dead, cancelled, held) from onceq.v_groups where group_id = $1`, id).Scan(&line))
 	require.Equal(t, "wait 4 2 1 1 0 0", line)
@@ -107,23 +108,23 @@ func TestGroup_IsSeen(t *testing.T) {
 		return all
 	}
 	open := []int64{g.Members[3].ID, g.Members[2].ID}
-	require.Equal(t, append(open, dead), ids(q.List(ctx, db.Pool, onceq.Filter{Group: id})))
-	require.Equal(t, []int64{dead}, ids(q.List(ctx, db.Pool, onceq.Filter{Group: id, States: []onceq.State{onceq.StateDead}})))
-	page, next, err := q.Page(ctx, db.Pool, onceq.Filter{Group: id, Kind: "part", Limit: 2})
+	require.Equal(t, append(open, dead), ids(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{Group: id})))
+	require.Equal(t, []int64{dead}, ids(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{Group: id, States: []onceq.State{onceq.StateDead}})))
+	page, next, err := onceqops.New(q).Page(ctx, db.Pool, onceqops.Filter{Group: id, Kind: "part", Limit: 2})
 	require.Equal(t, open, ids(page, err))
-	page, next, err = q.Page(ctx, db.Pool, onceq.Filter{Group: id, Kind: "part", Limit: 2, After: next})
+	page, next, err = onceqops.New(q).Page(ctx, db.Pool, onceqops.Filter{Group: id, Kind: "part", Limit: 2, After: next})
 	require.Equal(t, []int64{dead}, ids(page, err))
 	require.Zero(t, next)
-	require.Equal(t, 2, must[onceq.Choice](t)(q.WouldCancel(ctx, db.Pool, onceq.Filter{Group: id})).Count)
+	require.Equal(t, 2, must[onceqops.Choice](t)(onceqops.New(q).WouldCancel(ctx, db.Pool, onceqops.Filter{Group: id})).Count)
 
-	require.True(t, must[bool](t)(q.Move(ctx, db.Pool, id, "elsewhere")))
+	require.True(t, must[bool](t)(onceqops.New(q).Move(ctx, db.Pool, id, "elsewhere")))
 	require.Equal(t, "elsewhere", must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Queue)
-	require.True(t, must[bool](t)(q.Move(ctx, db.Pool, id, "default")))
+	require.True(t, must[bool](t)(onceqops.New(q).Move(ctx, db.Pool, id, "default")))
 	require.NoError(t, db.Check())
 
 	// The whole group ends. The job that waited does not run because the others are gone, and others stay.
 	running := laneClaim(t, q, 1)[0]
-	cancelled, asked, err := q.CancelGroup(ctx, db.Pool, id)
+	cancelled, asked, err := onceqops.New(q).CancelGroup(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 1}, []int{cancelled, asked})
 	require.NoError(t, running.Complete(ctx, nil)) // it finishes first
@@ -131,7 +132,7 @@ func TestGroup_IsSeen(t *testing.T) {
 	require.Equal(t, onceq.StateCancelled, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).State)
 	require.Equal(t, onceq.GroupInfo{ID: id, State: onceq.StateCancelled, Total: 4, Completed: 2, Dead: 1, Cancelled: 1}, groupOf(t, db, id))
 	require.Equal(t, other, laneClaimOne(t, q, other).ID)
-	_, _, err = q.CancelGroup(ctx, db.Pool, other)
+	_, _, err = onceqops.New(q).CancelGroup(ctx, db.Pool, other)
 	require.ErrorIs(t, err, onceq.ErrNotFound)
 }
 
@@ -152,7 +153,7 @@ func TestGroups_AreInOrder(t *testing.T) {
 	require.NoError(t, db.Check())
 	var listed []int64
 	for after := int64(0); ; after = listed[len(listed)-1] {
-		page := must[[]onceq.GroupInfo](t)(q.Groups(ctx, db.Pool, after, 2))
+		page := must[[]onceq.GroupInfo](t)(onceqops.New(q).Groups(ctx, db.Pool, after, 2))
 		if len(page) == 0 {
 			break
 		}
@@ -170,9 +171,9 @@ func TestGroups_AreInOrder(t *testing.T) {
 func TestHealth_AGroupThatWaitsForDeadMembers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	found := func() (all []onceq.Finding) {
+	found := func() (all []onceqops.Finding) {
 		t.Helper()
-		for _, f := range must[[]onceq.Finding](t)(db.Queue.Health(t.Context())) {
+		for _, f := range must[[]onceqops.Finding](t)(onceqops.New(db.Queue).Health(t.Context())) {
 			if f.What == "group" {
 				all = append(all, f)
 			}
@@ -191,7 +192,7 @@ func TestHealth_AGroupThatWaitsForDeadMembers(t *testing.T) {
 	f := found()[0]
 	require.Equal(t, []any{g.Then.ID, true}, []any{f.JobID, f.Severe})
 	require.Contains(t, f.Detail, fmt.Sprintf("1 of them, the first [%d]", g.Members[0].ID))
-	require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, g.Members[0].ID))
+	require.NoError(t, onceqops.New(db.Queue).Discard(t.Context(), db.Pool, g.Members[0].ID))
 	require.Empty(t, found())
 }
 
@@ -212,8 +213,8 @@ func TestReaper_Groups(t *testing.T) {
 	stay := group(kept.Job("c"))
 	handle := func(context.Context, *onceq.Lease, string) error { return nil }
 	db.Drain(part.Handle(func(context.Context, *onceq.Lease, int) error { return nil }), kept.Handle(handle))
-	require.NoError(t, q.Discard(ctx, db.Pool, gone[0]))
-	require.NoError(t, q.Discard(ctx, db.Pool, gone[1]))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, gone[0]))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, gone[1]))
 	waits := group(whole.Job("d"))
 
 	r := newReaper(t, db, onceq.ReaperConfig{Batch: 2})

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -72,7 +73,7 @@ func TestGroup_RedriveBesideDeadCancel(t *testing.T) {
 	var once atomic.Bool
 	hook.after = func(sql string) {
 		if strings.Contains(sql, ".promote(") && once.CompareAndSwap(false, true) { // its answer names the job
-			_, err := q.Redrive(ctx, db.Pool, g.Members[0].ID)
+			_, err := onceqops.New(q).Redrive(ctx, db.Pool, g.Members[0].ID)
 			require.NoError(t, err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -21,9 +22,9 @@ func TestRedriveMany_AGroupWithItsMembers(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1), part.Job(2)}, whole.Job("x"))
 	require.NoError(t, err)
-	_, _, err = q.CancelGroup(ctx, db.Pool, g.Then.ID)
+	_, _, err = onceqops.New(q).CancelGroup(ctx, db.Pool, g.Then.ID)
 	require.NoError(t, err)
-	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
+	n, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
 	require.NoError(t, err)
 	require.Equal(t, []int{3, 0}, []int{n, taken})
 	leases := groupClaim(t, q)
@@ -61,7 +62,7 @@ func TestRedriveMany_AMemberThatDiesMeanwhile(t *testing.T) {
 	refuse()
 	cancelled()
 	again := 0
-	n, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{IDs: []int64{g.Then.ID, member}, States: []onceq.State{onceq.StateDead, onceq.StateCancelled}, Progress: func(int) error {
+	n, _, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{g.Then.ID, member}, States: []onceq.State{onceq.StateDead, onceq.StateCancelled}, Progress: func(int) error {
 		if again++; again == 1 {
 			refuse()
 		}
@@ -89,10 +90,10 @@ func TestRedriveMany_AChain(t *testing.T) {
 	}
 	results, err := q.EnqueueMany(ctx, db.Pool, chain)
 	require.NoError(t, err)
-	_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+	_, _, err = onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{All: true})
 	require.NoError(t, err)
 	var tried []int
-	redriven, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}, Progress: func(n int) error {
+	redriven, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateCancelled}, Progress: func(n int) error {
 		tried = append(tried, n)
 		return nil
 	}})
@@ -136,14 +137,14 @@ func TestRedriveMany_AGroupKeepsItsRule(t *testing.T) {
 				waiting := onceq.GroupInfo{ID: id, State: onceq.StateWaiting, Waits: true, IfDead: rule, Total: 1, Open: 1}
 				back := func(want int, states ...onceq.State) {
 					t.Helper()
-					n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{IDs: []int64{id, member}, States: states})
+					n, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{IDs: []int64{id, member}, States: states})
 					require.NoError(t, err)
 					require.Equal(t, []int{want, 0}, []int{n, taken})
 					require.Equal(t, waiting, groupOf(t, db, id))
 					require.NoError(t, db.Check())
 				}
 				for range 2 { // what came back can be cancelled again
-					_, _, err = q.CancelGroup(ctx, db.Pool, id)
+					_, _, err = onceqops.New(q).CancelGroup(ctx, db.Pool, id)
 					require.NoError(t, err)
 					require.NoError(t, db.Check())
 					require.Equal(t, fmt.Sprintf("group %d: 1 of 1 member is finished, 1 cancelled", id), groupOf(t, db, id).String(), "its rule has not ended it")
@@ -238,12 +239,12 @@ func TestRedrive_AFollowerKeepsItsRule(t *testing.T) {
 							t.Helper()
 							wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 							require.NoError(t, db.Check())
-							wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+							wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 							require.NoError(t, db.Check())
 							info := groupOf(t, db, id)
 							require.True(t, info.Waits)
 							require.Equal(t, rule, info.IfDead)
-							explained(t, db, id, onceq.CauseAfter, onceq.CauseNoWorker)
+							explained(t, db, id, onceqops.CauseAfter, onceqops.CauseNoWorker)
 						}
 						end(t, db, one)
 						require.Equal(t, how, membersOf(t, db, id)[one].State.String())
@@ -265,7 +266,7 @@ func TestRedrive_AFollowerKeepsItsRule(t *testing.T) {
 						case waits:
 							require.Empty(t, groupClaim(t, q))
 							require.True(t, groupOf(t, db, id).Waits)
-							require.NoError(t, q.Discard(ctx, db.Pool, one))
+							require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, one))
 							if rule == onceq.DeadCancel { // what was discarded counts as cancelled
 								require.Empty(t, groupClaim(t, q))
 								break
@@ -275,9 +276,9 @@ func TestRedrive_AFollowerKeepsItsRule(t *testing.T) {
 							require.Empty(t, groupClaim(t, q))
 							info := groupOf(t, db, id)
 							require.Equal(t, []any{onceq.StateCancelled, onceq.DeadCancel}, []any{info.State, info.IfDead})
-							require.Contains(t, explained(t, db, id, onceq.CauseCancelled)[0].Text, "(DeadCancel)")
+							require.Contains(t, explained(t, db, id, onceqops.CauseCancelled)[0].Text, "(DeadCancel)")
 							// Its rule has had its say. Who redrives it now, and nothing else, wants it to run.
-							wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+							wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 							require.NoError(t, db.Check())
 							require.NoError(t, laneClaimOne(t, q, id).Complete(ctx, nil))
 						}
@@ -305,7 +306,7 @@ func TestRedrive_AFollowerThatHasRun(t *testing.T) {
 			require.NoError(t, laneClaimOne(t, q, member).Complete(ctx, nil))
 			require.NoError(t, laneClaimOne(t, q, id).Fail(ctx, onceq.Fatal(errors.New("no"))))
 			sqlRun(t, db, `update onceq.job_members set state = $1`, onceq.StateDead) // a completed one cannot die: this stands for one that was cancelled, came back and died
-			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 			require.NoError(t, laneClaimOne(t, q, id).Complete(ctx, nil))
 			require.NoError(t, db.Check())
 		})
@@ -339,11 +340,11 @@ func TestRedrive_BeforeItsTime(t *testing.T) {
 				before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 				wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 				if many {
-					n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
+					n, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
 					require.NoError(t, err)
 					require.Equal(t, []int{1, 0}, []int{n, taken})
 				} else {
-					wantState(t, onceq.StateDelayed)(q.Redrive(ctx, db.Pool, id))
+					wantState(t, onceq.StateDelayed)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 				}
 				i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 				require.Equal(t, onceq.StateDelayed, i.State)
@@ -368,10 +369,10 @@ func TestRedrive_BeforeItsTime(t *testing.T) {
 	id := add(t, db, job)
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 	db.Advance(time.Hour)
-	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 	require.NoError(t, laneClaimOne(t, q, id).Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("later"))))
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
-	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 	laneClaimOne(t, q, id)
 	require.NoError(t, db.Check())
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -56,7 +57,7 @@ func membersOf(t testing.TB, db *queuetest.DB, id int64) map[int64]onceq.Member 
 	t.Helper()
 	all := map[int64]onceq.Member{}
 	for after := int64(0); ; {
-		page, err := listed(db.Queue.Members(context.Background(), db.Pool, id, onceq.Filter{After: after, Limit: 2}))
+		page, err := listed(onceqops.New(db.Queue).Members(context.Background(), db.Pool, id, onceqops.Filter{After: after, Limit: 2}))
 		require.NoError(t, err)
 		for _, m := range page {
 			require.Greater(t, m.ID, after)
@@ -219,7 +220,7 @@ func TestAfter_JobsThatExist(t *testing.T) {
 				if lease != nil {
 					require.NoError(t, lease.Complete(ctx, nil))
 				} else {
-					require.NoError(t, q.Discard(ctx, db.Pool, first.ID))
+					require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, first.ID))
 					test.want = onceq.StateCancelled
 				}
 				require.NoError(t, db.Check())
@@ -271,7 +272,7 @@ func TestGroup_DeadMembers(t *testing.T) {
 		t.Parallel()
 		db, bad, then := scene(t, onceq.DeadWait)
 		require.Empty(t, groupClaim(t, db.Queue))
-		_, err := db.Queue.Redrive(ctx, db.Pool, bad)
+		_, err := onceqops.New(db.Queue).Redrive(ctx, db.Pool, bad)
 		require.NoError(t, err)
 		require.NoError(t, db.Check())
 		finish(t, db, bad)
@@ -281,7 +282,7 @@ func TestGroup_DeadMembers(t *testing.T) {
 		t.Parallel()
 		db, bad, then := scene(t, onceq.DeadWait)
 		require.Empty(t, groupClaim(t, db.Queue))
-		require.NoError(t, db.Queue.Discard(ctx, db.Pool, bad))
+		require.NoError(t, onceqops.New(db.Queue).Discard(ctx, db.Pool, bad))
 		require.NoError(t, db.Check())
 		finish(t, db, then)
 	})
@@ -298,11 +299,11 @@ func TestGroup_DeadMembers(t *testing.T) {
 		info := groupOf(t, db, then)
 		require.Equal(t, onceq.GroupInfo{ID: then, State: onceq.StateCancelled, IfDead: onceq.DeadCancel, Total: 2, Completed: 1, Dead: 1}, info)
 		require.Equal(t, fmt.Sprintf("group %d: 2 of 2 members are finished, 1 dead, and so job %[1]d was cancelled (DeadCancel)", then), info.String())
-		require.Contains(t, explained(t, db, then, onceq.CauseCancelled)[0].Text, "with the error: a job that it waited for is dead or was cancelled (DeadCancel)")
+		require.Contains(t, explained(t, db, then, onceqops.CauseCancelled)[0].Text, "with the error: a job that it waited for is dead or was cancelled (DeadCancel)")
 		require.NoError(t, db.Check())
 		// Both come back: the one that waits does so again.
 		for _, id := range []int64{bad, then} {
-			_, err := db.Queue.Redrive(ctx, db.Pool, id)
+			_, err := onceqops.New(db.Queue).Redrive(ctx, db.Pool, id)
 			require.NoError(t, err)
 			require.NoError(t, db.Check())
 		}
@@ -310,7 +311,7 @@ func TestGroup_DeadMembers(t *testing.T) {
 		_, err := db.Queue.Cancel(ctx, db.Pool, then)
 		require.NoError(t, err)
 		require.Equal(t, fmt.Sprintf("group %d: 2 of 2 members are finished", then), groupOf(t, db, then).String(), "now it was somebody else")
-		_, err = db.Queue.Redrive(ctx, db.Pool, then)
+		_, err = onceqops.New(db.Queue).Redrive(ctx, db.Pool, then)
 		require.NoError(t, err)
 		finish(t, db, then)
 	})
@@ -355,11 +356,11 @@ func TestMembers_KindAndError(t *testing.T) {
 	check(3, onceq.Member{Kind: "part", State: onceq.StateCancelled})
 	check(4, onceq.Member{State: onceq.StateCompleted})
 	check(5, onceq.Member{Kind: "laned", State: onceq.StateDelayed})
-	_, err = q.Redrive(ctx, db.Pool, g.Members[0].ID)
+	_, err = onceqops.New(q).Redrive(ctx, db.Pool, g.Members[0].ID)
 	require.NoError(t, err)
 	check(0, onceq.Member{Kind: "part", State: onceq.StateWaiting, Error: "torn"})
 	db.Drain(part.Handle(run))
-	require.NoError(t, q.Discard(ctx, db.Pool, g.Members[0].ID))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, g.Members[0].ID))
 	check(0, onceq.Member{State: onceq.StateCancelled})
 }
 
@@ -405,7 +406,7 @@ func TestGroup_AddMembersOfAGroupThatIsGone(t *testing.T) {
 	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, whole.Job("x"))
 	require.NoError(t, err)
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, g.Then.ID))
-	require.NoError(t, q.Discard(ctx, db.Pool, g.Then.ID))
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, g.Then.ID))
 	flowReap(t, db)
 	require.Zero(t, repairCount(t, db, `select count(*) from onceq.job_members`))
 	for l := laneClaimOne(t, q, g.Members[0].ID); ; { // what it adds may add others
@@ -497,7 +498,7 @@ func TestGroup_BadInputAndDuplicates(t *testing.T) {
 	require.ErrorContains(t, err, "members[0].Key")
 	_, err = q.EnqueueInBatch(&pgx.Batch{}, keyed("b", by("a")))
 	require.ErrorContains(t, err, "After")
-	all, err := q.List(ctx, db.Pool, onceq.Filter{})
+	all, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})
 	require.NoError(t, err)
 	require.Len(t, all, 1)
 
@@ -537,7 +538,7 @@ func TestGroup_WithoutMembers(t *testing.T) {
 	info := groupOf(t, db, g.Then.ID)
 	require.Equal(t, onceq.GroupInfo{ID: g.Then.ID, State: onceq.StateWaiting}, info)
 	require.Equal(t, "group 1: job 1 waits for no others", info.String())
-	_, _, err = db.Queue.CancelGroup(t.Context(), db.Pool, g.Then.ID)
+	_, _, err = onceqops.New(db.Queue).CancelGroup(t.Context(), db.Pool, g.Then.ID)
 	require.ErrorIs(t, err, onceq.ErrNotFound)
 	require.NoError(t, db.Check())
 }

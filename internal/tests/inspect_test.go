@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -55,7 +56,7 @@ func TestGet(t *testing.T) {
 		}
 		i = get(want)
 		if want == onceq.StateRetrying {
-			wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+			wantState(t, onceq.StateRetrying)(onceqops.New(q).Retry(ctx, db.Pool, id))
 			l = repairClaim(t, db)
 		}
 	}
@@ -102,27 +103,27 @@ func TestList(t *testing.T) {
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, gone))
 	created := func(id int64) time.Time { return must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).CreatedAt }
 	for name, test := range map[string]struct {
-		filter onceq.Filter
+		filter onceqops.Filter
 		want   []int64
 	}{
-		"all":          {onceq.Filter{}, []int64{gone, delayed, other, dead}},
-		"limit":        {onceq.Filter{Limit: 2}, []int64{gone, delayed}},
-		"after":        {onceq.Filter{After: delayed}, []int64{other, dead}},
-		"queue":        {onceq.Filter{Queue: "default"}, []int64{delayed, dead}},
-		"kind":         {onceq.Filter{Kind: "sms"}, []int64{other}},
-		"scope":        {onceq.Filter{Scope: "s"}, []int64{delayed, dead}},
-		"dead":         {onceq.Filter{States: []onceq.State{onceq.StateDead}}, []int64{dead}},
-		"ids":          {onceq.Filter{IDs: []int64{dead, other, 1 << 40}}, []int64{other, dead}},
-		"no ids":       {onceq.Filter{IDs: []int64{}}, nil},
-		"from":         {onceq.Filter{CreatedFrom: created(other)}, []int64{gone, delayed, other}},
-		"before":       {onceq.Filter{CreatedBefore: created(other)}, []int64{dead}},
-		"between":      {onceq.Filter{CreatedFrom: created(other), CreatedBefore: created(gone)}, []int64{delayed, other}},
-		"dead in none": {onceq.Filter{Queue: "other", States: []onceq.State{onceq.StateDead, onceq.StateDead}}, nil},
-		"mixed":        {onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateCancelled}}, []int64{gone, other}},
-		"everything":   {onceq.Filter{Queue: "default", Kind: "mail", Scope: "s", States: []onceq.State{onceq.StateDelayed, onceq.StateDead}, After: delayed, Limit: 1}, []int64{dead}},
+		"all":          {onceqops.Filter{}, []int64{gone, delayed, other, dead}},
+		"limit":        {onceqops.Filter{Limit: 2}, []int64{gone, delayed}},
+		"after":        {onceqops.Filter{After: delayed}, []int64{other, dead}},
+		"queue":        {onceqops.Filter{Queue: "default"}, []int64{delayed, dead}},
+		"kind":         {onceqops.Filter{Kind: "sms"}, []int64{other}},
+		"scope":        {onceqops.Filter{Scope: "s"}, []int64{delayed, dead}},
+		"dead":         {onceqops.Filter{States: []onceq.State{onceq.StateDead}}, []int64{dead}},
+		"ids":          {onceqops.Filter{IDs: []int64{dead, other, 1 << 40}}, []int64{other, dead}},
+		"no ids":       {onceqops.Filter{IDs: []int64{}}, nil},
+		"from":         {onceqops.Filter{CreatedFrom: created(other)}, []int64{gone, delayed, other}},
+		"before":       {onceqops.Filter{CreatedBefore: created(other)}, []int64{dead}},
+		"between":      {onceqops.Filter{CreatedFrom: created(other), CreatedBefore: created(gone)}, []int64{delayed, other}},
+		"dead in none": {onceqops.Filter{Queue: "other", States: []onceq.State{onceq.StateDead, onceq.StateDead}}, nil},
+		"mixed":        {onceqops.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateCancelled}}, []int64{gone, other}},
+		"everything":   {onceqops.Filter{Queue: "default", Kind: "mail", Scope: "s", States: []onceq.State{onceq.StateDelayed, onceq.StateDead}, After: delayed, Limit: 1}, []int64{dead}},
 	} {
 		var got []int64
-		for _, i := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, test.filter)) {
+		for _, i := range must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, test.filter)) {
 			got = append(got, i.ID)
 		}
 		if fmt.Sprint(got) != fmt.Sprint(test.want) {
@@ -130,7 +131,7 @@ func TestList(t *testing.T) {
 		}
 		got = nil
 		for f := test.filter; ; {
-			page, next, err := q.Page(ctx, db.Pool, f)
+			page, next, err := onceqops.New(q).Page(ctx, db.Pool, f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -144,18 +145,18 @@ func TestList(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint(test.want) {
 			t.Errorf("%s: pages have %v, want %v", name, got, test.want)
 		}
-		if n := must[int](t)(q.Count(ctx, db.Pool, test.filter)); n != len(test.want) {
+		if n := must[int](t)(onceqops.New(q).Count(ctx, db.Pool, test.filter)); n != len(test.want) {
 			t.Errorf("%s: %d counted, want %d", name, n, len(test.want))
 		}
 	}
 	var bad *onceq.InvalidError
-	for _, f := range []onceq.Filter{{Limit: -1}, {States: []onceq.State{0}}} {
-		if _, err := q.Count(ctx, db.Pool, f); !errors.As(err, &bad) {
+	for _, f := range []onceqops.Filter{{Limit: -1}, {States: []onceq.State{0}}} {
+		if _, err := onceqops.New(q).Count(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Errorf("%+v: error %v", f, err)
 		}
 	}
-	for _, f := range []onceq.Filter{{Limit: -1}, {Limit: 1001}, {States: []onceq.State{0}}} {
-		if _, err := q.List(ctx, db.Pool, f); !errors.As(err, &bad) {
+	for _, f := range []onceqops.Filter{{Limit: -1}, {Limit: 1001}, {States: []onceq.State{0}}} {
+		if _, err := onceqops.New(q).List(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Errorf("%+v: error %v", f, err)
 		}
 	}
@@ -179,16 +180,16 @@ func TestList_WithoutPayloads(t *testing.T) {
 		repairEnqueue(t, db, job)
 	}
 
-	whole := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{}))
+	whole := must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{}))
 	require.Len(t, whole, 4)
 	texts.seen = nil
-	list := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{WithoutPayloads: true}))
-	page, _, err := q.Page(ctx, db.Pool, onceq.Filter{WithoutPayloads: true})
+	list := must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{WithoutPayloads: true}))
+	page, _, err := onceqops.New(q).Page(ctx, db.Pool, onceqops.Filter{WithoutPayloads: true})
 	require.NoError(t, err)
 	require.Equal(t, list, page)
-	_, _, err = q.Doubts(ctx, db.Pool, onceq.Filter{WithoutPayloads: true, States: []onceq.State{onceq.StateWaiting, onceq.StateCompleted}})
+	_, _, err = onceqops.New(q).Doubts(ctx, db.Pool, onceqops.Filter{WithoutPayloads: true, States: []onceq.State{onceq.StateWaiting, onceq.StateCompleted}})
 	require.NoError(t, err)
-	why := must[onceq.Explanation](t)(q.Explain(ctx, db.Pool, first))
+	why := must[onceqops.Explanation](t)(onceqops.New(q).Explain(ctx, db.Pool, first))
 	require.Equal(t, list[3], why.Job)
 	for i, j := range whole {
 		require.Equal(t, 1, len(j.Metadata))
@@ -217,26 +218,26 @@ func TestResults_Unread(t *testing.T) {
 		}
 		return l.SetResult("secret")
 	}))
-	without := onceq.Filter{WithoutPayloads: true}
+	without := onceqops.Filter{WithoutPayloads: true}
 
-	keys := must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, "", "key"))
+	keys := must[[]onceqops.KeyInfo](t)(onceqops.New(q).Keys(ctx, db.Pool, "", "key"))
 	require.JSONEq(t, `"secret"`, string(keys[0].Result))
 	keys[0].Result = nil
-	require.Equal(t, keys, must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, "", "key", without)))
+	require.Equal(t, keys, must[[]onceqops.KeyInfo](t)(onceqops.New(q).Keys(ctx, db.Pool, "", "key", without)))
 
-	members := must[[]onceq.Member](t)(listed(q.Members(ctx, db.Pool, g.Then.ID)))
+	members := must[[]onceq.Member](t)(listed(onceqops.New(q).Members(ctx, db.Pool, g.Then.ID)))
 	require.JSONEq(t, `"secret"`, string(members[0].Result))
 	members[0].Result = nil
-	require.Equal(t, members, must[[]onceq.Member](t)(listed(q.Members(ctx, db.Pool, g.Then.ID, without))))
+	require.Equal(t, members, must[[]onceq.Member](t)(listed(onceqops.New(q).Members(ctx, db.Pool, g.Then.ID, without))))
 
-	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID))
+	effects := must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, g.Members[0].ID))
 	require.Len(t, effects, 3)
-	require.Equal(t, effects[:2], must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID, onceq.Filter{Limit: 2})))
+	require.Equal(t, effects[:2], must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, g.Members[0].ID, onceqops.Filter{Limit: 2})))
 	for i := range effects {
 		require.JSONEq(t, `"secret"`, string(effects[i].Result))
 		effects[i].Result = nil
 	}
-	require.Equal(t, effects, must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, g.Members[0].ID, without)))
+	require.Equal(t, effects, must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, g.Members[0].ID, without)))
 }
 
 // With 200,000 live jobs and 40,000 in the history, each page looks at few rows, and all pages together have what List has.
@@ -256,7 +257,7 @@ func TestTrapPageReadsFewRowsOfManyJobs(t *testing.T) {
 	} {
 		must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, statement))
 	}
-	for name, f := range map[string]onceq.Filter{
+	for name, f := range map[string]onceqops.Filter{
 		"rare kind":          {Kind: "rare"},
 		"rare kind, live":    {Kind: "rare", States: []onceq.State{onceq.StateWaiting}},
 		"rare kind, dead":    {Kind: "rare", States: []onceq.State{onceq.StateDead, onceq.StateHeld}},
@@ -268,13 +269,13 @@ func TestTrapPageReadsFewRowsOfManyJobs(t *testing.T) {
 		"created before all": {CreatedBefore: time.Unix(0, 0)},
 	} {
 		var want, got []int64
-		for _, i := range must[[]onceq.JobInfo](t)(db.Queue.List(ctx, db.Pool, f)) {
+		for _, i := range must[[]onceq.JobInfo](t)(onceqops.New(db.Queue).List(ctx, db.Pool, f)) {
 			want = append(want, i.ID)
 		}
 		rest, pages := f, 0
 		for {
 			look.guardedOnes = []seen{}
-			page, next, err := db.Queue.Page(ctx, db.Pool, rest)
+			page, next, err := onceqops.New(db.Queue).Page(ctx, db.Pool, rest)
 			require.NoError(t, err)
 			for _, i := range page {
 				got = append(got, i.ID)
@@ -306,10 +307,10 @@ func TestTrapListReadsBoundedRangesOfIndexes(t *testing.T) {
 	db := queuetest.New(t, look.option())
 	fillJobs(t, db, 20_000)
 	fillHistory(t, db, 20_000)
-	for _, f := range []onceq.Filter{
+	for _, f := range []onceqops.Filter{
 		{}, {After: 30_000}, {Queue: "q1"}, {States: []onceq.State{onceq.StateDead}}, {Queue: "none", States: []onceq.State{onceq.StateHeld, onceq.StateDead}},
 	} {
-		must[[]onceq.JobInfo](t)(db.Queue.List(t.Context(), db.Pool, f))
+		must[[]onceq.JobInfo](t)(onceqops.New(db.Queue).List(t.Context(), db.Pool, f))
 		if f.Queue == "" || f.States != nil {
 			look.wantNoScan(t, db)
 		}
@@ -328,8 +329,8 @@ func TestTrapListOfAStateThatIsNotThere(t *testing.T) {
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload)
 		select nextval('ids'), now(), now(), now(), 1, 0, 1, 25, 0, 6, 'q0', 'mail', '{}' from generate_series(1, 30000)`))
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `analyze job_history`))
-	for _, f := range []onceq.Filter{{}, {Limit: 5}, {States: []onceq.State{onceq.StateHeld}}, {Queue: "q0", States: []onceq.State{onceq.StateHeld}}, {Kind: "none"}} {
-		must[[]onceq.JobInfo](t)(db.Queue.List(t.Context(), db.Pool, f))
+	for _, f := range []onceqops.Filter{{}, {Limit: 5}, {States: []onceq.State{onceq.StateHeld}}, {Queue: "q0", States: []onceq.State{onceq.StateHeld}}, {Kind: "none"}} {
+		must[[]onceq.JobInfo](t)(onceqops.New(db.Queue).List(t.Context(), db.Pool, f))
 		last := *look
 		if err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_bitmapscan = off"); err != nil {
@@ -426,13 +427,13 @@ func TestJobInfo_AsJSONAtTheEndOfTime(t *testing.T) {
 			_, err = db.Queue.Cancel(t.Context(), db.Pool, results[1].ID)
 			require.NoError(t, err)
 			for _, r := range results {
-				e, err := db.Queue.Explain(t.Context(), db.Pool, r.ID)
+				e, err := onceqops.New(db.Queue).Explain(t.Context(), db.Pool, r.ID)
 				require.NoError(t, err)
 				require.Equal(t, never, e.Job.RunAt.UTC())
 				_, err = json.Marshal(e)
 				require.NoError(t, err)
 			}
-			list, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{})
+			list, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{})
 			require.NoError(t, err)
 			_, err = json.Marshal(list)
 			require.NoError(t, err)
@@ -474,7 +475,7 @@ func TestJobInfo_AsJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	repairClaim(t, db)
-	for _, i := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{})) {
+	for _, i := range must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})) {
 		raw := must[[]byte](t)(json.Marshal(i))
 		var back onceq.JobInfo
 		if err := json.Unmarshal(raw, &back); err != nil {
@@ -486,7 +487,7 @@ func TestJobInfo_AsJSON(t *testing.T) {
 			t.Errorf("%s came back as %s", raw, again)
 		}
 	}
-	if raw := must[[]byte](t)(json.Marshal(onceq.EffectInfo{Name: "charge", State: "held", Detail: "reset", IdempotencyKey: "oq_1"})); string(raw) != `{"name":"charge","state":"held","since":"0001-01-01T00:00:00Z","detail":"reset","idempotency_key":"oq_1"}` {
+	if raw := must[[]byte](t)(json.Marshal(onceqops.EffectInfo{Name: "charge", State: "held", Detail: "reset", IdempotencyKey: "oq_1"})); string(raw) != `{"name":"charge","state":"held","since":"0001-01-01T00:00:00Z","detail":"reset","idempotency_key":"oq_1"}` {
 		t.Errorf("%s", raw)
 	}
 	if raw := must[[]byte](t)(json.Marshal(onceq.Result{ID: 7, State: onceq.StateCompleted, Output: json.RawMessage(`{"a":1}`)})); string(raw) != `{"id":7,"duplicate":false,"state":"completed","output":{"a":1}}` {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -96,7 +97,7 @@ func TestKind_BytesForAJobOfJSON(t *testing.T) {
 	raw := onceq.Kind[[]byte]{Name: "webhook"}
 	add(t, db, onceq.Job{Kind: "webhook", Payload: json.RawMessage(`{"id": 1}`)})
 	h := raw.Handle(func(context.Context, *onceq.Lease, []byte) error { panic("the handler was called") })
-	checked, err := db.Queue.CheckPayloads(t.Context(), h)
+	checked, err := onceqops.New(db.Queue).CheckPayloads(t.Context(), h)
 	require.NoError(t, err)
 	require.Len(t, checked, 1)
 	require.Equal(t, 1, checked[0].Failed, "%+v", checked)
@@ -177,8 +178,8 @@ func TestTimes_AreCheckedAsTheyAreStored(t *testing.T) {
 		_, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", RunAt: at})
 		require.ErrorAs(t, err, &bad, at)
 		require.Equal(t, "RunAt", bad.Field)
-		for _, f := range []onceq.Filter{{CreatedFrom: at}, {CreatedBefore: at}} {
-			_, err = q.List(ctx, db.Pool, f)
+		for _, f := range []onceqops.Filter{{CreatedFrom: at}, {CreatedBefore: at}} {
+			_, err = onceqops.New(q).List(ctx, db.Pool, f)
 			require.ErrorAs(t, err, &bad, at)
 		}
 	}
@@ -284,20 +285,20 @@ func TestJob_KeepsItsTimeout(t *testing.T) {
 	}
 	id := add(t, db, onceq.Job{Key: "a", Timeout: own, Delay: time.Hour})
 	is(id, onceq.StateDelayed, own)
-	require.True(t, must[bool](t)(q.Move(ctx, db.Pool, id, "other")))
+	require.True(t, must[bool](t)(onceqops.New(q).Move(ctx, db.Pool, id, "other")))
 	is(id, onceq.StateDelayed, own)
-	wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Retry(ctx, db.Pool, id))
 	is(id, onceq.StateWaiting, own)
 	lease := claim()
-	why := must[onceq.Explanation](t)(q.Explain(ctx, db.Pool, id))
+	why := must[onceqops.Explanation](t)(onceqops.New(q).Explain(ctx, db.Pool, id))
 	require.Equal(t, own, why.Job.Timeout)
 	require.Contains(t, why.String(), "; its own time-out ends its handler after 1m30s")
 	require.NoError(t, lease.Fail(ctx, errors.New("once more")))
 	is(id, onceq.StateRetrying, own)
-	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateRetrying)(onceqops.New(q).Retry(ctx, db.Pool, id))
 	require.NoError(t, claim().Fail(ctx, onceq.Fatal(errors.New("no"))))
 	is(id, onceq.StateDead, own)
-	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 	is(id, onceq.StateWaiting, own)
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 	is(id, onceq.StateCancelled, own)
@@ -318,7 +319,7 @@ func TestJob_KeepsItsTimeout(t *testing.T) {
 	shop := queuetest.New(t, queuetest.Schema("shop"))
 	id = add(t, shop, onceq.Job{Timeout: own})
 	require.Len(t, must[[]*onceq.Lease](t)(shop.Queue.Claim(ctx, onceq.ClaimOptions{})), 1)
-	require.Equal(t, own, must[onceq.Explanation](t)(shop.Queue.Explain(ctx, shop.Pool, id)).Job.Timeout, "in any schema")
-	list := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{IDs: []int64{first}, WithoutPayloads: true}))
+	require.Equal(t, own, must[onceqops.Explanation](t)(onceqops.New(shop.Queue).Explain(ctx, shop.Pool, id)).Job.Timeout, "in any schema")
+	list := must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{IDs: []int64{first}, WithoutPayloads: true}))
 	require.Zero(t, list[0].Timeout, "it is in the metadata, which are not read")
 }

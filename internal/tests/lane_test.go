@@ -20,6 +20,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -314,15 +315,18 @@ func TestLane_DeadAndHeldJobs(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	decide := map[string]func(*queuetest.DB, int64) error{
-		"redrive": func(db *queuetest.DB, id int64) error { _, err := db.Queue.Redrive(ctx, db.Pool, id); return err },
+		"redrive": func(db *queuetest.DB, id int64) error {
+			_, err := onceqops.New(db.Queue).Redrive(ctx, db.Pool, id)
+			return err
+		},
 		"redrive many": func(db *queuetest.DB, id int64) error {
-			n, _, err := db.Queue.RedriveMany(ctx, db.Pool, onceq.Filter{Kind: "charge"})
+			n, _, err := onceqops.New(db.Queue).RedriveMany(ctx, db.Pool, onceqops.Filter{Kind: "charge"})
 			if n != 1 {
 				return fmt.Errorf("%d", n)
 			}
 			return err
 		},
-		"discard": func(db *queuetest.DB, id int64) error { return db.Queue.Discard(ctx, db.Pool, id) },
+		"discard": func(db *queuetest.DB, id int64) error { return onceqops.New(db.Queue).Discard(ctx, db.Pool, id) },
 	}
 	for _, stop := range []bool{false, true} {
 		for _, n := range []int{1, 2} {
@@ -358,7 +362,7 @@ func TestLane_DeadAndHeldJobs(t *testing.T) {
 					}
 					require.NoError(t, db.Check())
 					if stop && n == 1 {
-						why, err := db.Queue.Explain(ctx, db.Pool, ids[1])
+						why, err := onceqops.New(db.Queue).Explain(ctx, db.Pool, ids[1])
 						require.NoError(t, err)
 						require.Equal(t, []int64{ids[0]}, why.Reasons[0].Ahead)
 						require.Contains(t, why.String(), "stands still")
@@ -429,10 +433,10 @@ func TestLane_WaitingJobsAreKnownEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateDelayed, later.State)
 
-	list := func(f onceq.Filter) (found []int64) {
-		all, err := q.List(ctx, db.Pool, f)
+	list := func(f onceqops.Filter) (found []int64) {
+		all, err := onceqops.New(q).List(ctx, db.Pool, f)
 		require.NoError(t, err)
-		n, err := q.Count(ctx, db.Pool, f)
+		n, err := onceqops.New(q).Count(ctx, db.Pool, f)
 		require.NoError(t, err)
 		require.Equal(t, len(all), n)
 		for _, i := range all {
@@ -440,32 +444,32 @@ func TestLane_WaitingJobsAreKnownEverywhere(t *testing.T) {
 		}
 		return found
 	}
-	require.Equal(t, []int64{later.ID, ids[1], ids[0]}, list(onceq.Filter{}))
-	require.Equal(t, []int64{later.ID, ids[1], ids[0]}, list(onceq.Filter{Queue: "default", Kind: "charge", Scope: "charge"}))
-	require.Equal(t, []int64{ids[1]}, list(onceq.Filter{States: []onceq.State{onceq.StateWaiting}}))
-	require.Equal(t, []int64{later.ID}, list(onceq.Filter{States: []onceq.State{onceq.StateDelayed}}))
-	require.Empty(t, list(onceq.Filter{Queue: "other"}))
+	require.Equal(t, []int64{later.ID, ids[1], ids[0]}, list(onceqops.Filter{}))
+	require.Equal(t, []int64{later.ID, ids[1], ids[0]}, list(onceqops.Filter{Queue: "default", Kind: "charge", Scope: "charge"}))
+	require.Equal(t, []int64{ids[1]}, list(onceqops.Filter{States: []onceq.State{onceq.StateWaiting}}))
+	require.Equal(t, []int64{later.ID}, list(onceqops.Filter{States: []onceq.State{onceq.StateDelayed}}))
+	require.Empty(t, list(onceqops.Filter{Queue: "other"}))
 
-	why, err := q.Explain(ctx, db.Pool, ids[1])
+	why, err := onceqops.New(q).Explain(ctx, db.Pool, ids[1])
 	require.NoError(t, err)
-	require.Equal(t, onceq.CauseLane, why.Cause())
+	require.Equal(t, onceqops.CauseLane, why.Cause())
 	require.Equal(t, []int64{ids[0]}, why.Reasons[0].Ahead)
 	require.Equal(t, 1, why.Reasons[0].Slots)
 	require.Contains(t, why.String(), `its lane "charge/1"`)
-	why, err = q.Explain(ctx, db.Pool, later.ID)
+	why, err = onceqops.New(q).Explain(ctx, db.Pool, later.ID)
 	require.NoError(t, err)
-	require.Equal(t, []onceq.Cause{onceq.CauseScheduled, onceq.CauseLane}, []onceq.Cause{why.Reasons[0].Cause, why.Reasons[1].Cause})
+	require.Equal(t, []onceqops.Cause{onceqops.CauseScheduled, onceqops.CauseLane}, []onceqops.Cause{why.Reasons[0].Cause, why.Reasons[1].Cause})
 	require.Equal(t, 1, why.Reasons[1].Before)
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "other", 0))
 	blocked := onceq.Job{Kind: "charge", Payload: charge{}, Lane: "other"}
 	none := laneEnqueue(t, q, db.Pool, blocked)[0]
-	why, err = q.Explain(ctx, db.Pool, none)
+	why, err = onceqops.New(q).Explain(ctx, db.Pool, none)
 	require.NoError(t, err)
 	require.Contains(t, why.String(), "its limit is 0")
 	_, err = q.Cancel(ctx, db.Pool, none)
 	require.NoError(t, err)
 
-	stats, err := q.Stats(ctx)
+	stats, err := onceqops.New(q).Stats(ctx)
 	require.NoError(t, err)
 	require.Len(t, stats, 1)
 	require.Equal(t, 2, stats[0].Blocked)
@@ -473,7 +477,7 @@ func TestLane_WaitingJobsAreKnownEverywhere(t *testing.T) {
 	require.Zero(t, stats[0].Waiting)
 
 	// Retry makes a delayed one due.
-	state, err := q.Retry(ctx, db.Pool, later.ID)
+	state, err := onceqops.New(q).Retry(ctx, db.Pool, later.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateWaiting, state)
 
@@ -496,10 +500,10 @@ func TestLane_WaitingJobsAreKnownEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "charge/1", info.Lane)
 	require.NoError(t, db.Check())
-	state, err = q.Redrive(ctx, db.Pool, ids[1])
+	state, err = onceqops.New(q).Redrive(ctx, db.Pool, ids[1])
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateWaiting, state)
-	cancelled, asked, err := q.CancelMany(ctx, db.Pool, onceq.Filter{Kind: "charge"})
+	cancelled, asked, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{Kind: "charge"})
 	require.NoError(t, err)
 	require.Equal(t, []int{3, 0}, []int{cancelled, asked}, "the lease of the first has run out in the meantime")
 	require.Empty(t, laneClaim(t, q, 10))
@@ -554,7 +558,7 @@ func TestLane_LimitsChange(t *testing.T) {
 			// With a limit that is reached from above, completions hand over again.
 			set(4)
 			until(t, db, `exists (select from onceq.lane_limits where lowered)`)
-			leases, err := q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateRunning}})
+			leases, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateRunning}})
 			require.NoError(t, err)
 			_, err = db.Pool.Exec(ctx, `delete from onceq.jobs where id = $1`, leases[0].ID) // by hand, which leaves no call
 			require.NoError(t, err)

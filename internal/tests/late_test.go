@@ -21,6 +21,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -216,7 +217,7 @@ func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
 			require.Equal(t, 2, strings.Count(w.logged(), "a handler does not return although its context has ended"))
 			require.Contains(t, w.logged(), fmt.Sprintf("kind=stubborn job=%d running=", id))
 			findings := func() (n int) {
-				found, err := w.q.Health(context.Background())
+				found, err := onceqops.New(w.q).Health(context.Background())
 				require.NoError(t, err)
 				for _, f := range found {
 					if f.What == "handler" {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -223,7 +224,7 @@ func TestLimit_Changes(t *testing.T) {
 			}
 			end := func(n int) {
 				t.Helper()
-				all, err := q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateRunning}, Limit: n})
+				all, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateRunning}, Limit: n})
 				require.NoError(t, err)
 				require.Len(t, all, n)
 				for _, j := range all {
@@ -318,9 +319,9 @@ func TestLimit_IsExplained(t *testing.T) {
 	ids := laneEnqueue(t, q, db.Pool, limitedAlone.Job(charge{1, 1}), limitedAlone.Job(charge{2, 1}), limitedInLane.Job(charge{3, 1}), limitedInLane.Job(charge{3, 2}))
 	first := laneClaimOne(t, q, ids[0])
 	require.Equal(t, []string{"", "provider"}, []string{first.Lane, first.Limit})
-	explain := func(id int64, cause onceq.Cause, texts ...string) onceq.Reason {
+	explain := func(id int64, cause onceqops.Cause, texts ...string) onceqops.Reason {
 		t.Helper()
-		why, err := q.Explain(ctx, db.Pool, id)
+		why, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 		require.NoError(t, err)
 		require.Equal(t, cause, why.Cause(), why.String())
 		for _, text := range texts {
@@ -328,30 +329,30 @@ func TestLimit_IsExplained(t *testing.T) {
 		}
 		return why.Reasons[0]
 	}
-	r := explain(ids[1], onceq.CauseLimit, `its share of limit "provider", which nobody has set itself, of which 1 may be live at once`, "the first lease among them lasts until")
+	r := explain(ids[1], onceqops.CauseLimit, `its share of limit "provider", which nobody has set itself, of which 1 may be live at once`, "the first lease among them lasts until")
 	require.Contains(t, r.Advice, "set the limit, or one for its family, if more of them may be live")
 	require.Equal(t, []any{ids[:1], 1, 0}, []any{r.Ahead, r.Slots, r.Before})
-	explain(ids[2], onceq.CauseLimit)
-	require.Equal(t, []int64{ids[2]}, explain(ids[3], onceq.CauseLane).Ahead, "it has the lane's place, and waits for the limit")
-	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	explain(ids[2], onceqops.CauseLimit)
+	require.Equal(t, []int64{ids[2]}, explain(ids[3], onceqops.CauseLane).Ahead, "it has the lane's place, and waits for the limit")
+	lanes, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{})
 	require.NoError(t, err)
 	require.Len(t, lanes, 1)
 	require.Equal(t, []any{"charge/3", 1, 1}, []any{lanes[0].Lane, lanes[0].Live, lanes[0].Waiting})
-	stats, err := q.Stats(ctx)
+	stats, err := onceqops.New(q).Stats(ctx)
 	require.NoError(t, err)
 	require.Equal(t, 3, stats[0].Blocked)
 
-	limits, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{})
+	limits, err := onceqops.New(q).Limits(ctx, db.Pool, onceqops.LimitFilter{})
 	require.NoError(t, err)
 	require.Len(t, limits, 1)
 	limits[0].Oldest = 0
-	require.Equal(t, onceq.LimitInfo{Name: "provider", Limit: onceq.Limit{AtOnce: 1}, Live: 1, Weight: 1, LiveIDs: ids[:1], Waiting: 2, Next: 1}, limits[0])
+	require.Equal(t, onceqops.LimitInfo{Name: "provider", Limit: onceq.Limit{AtOnce: 1}, Live: 1, Weight: 1, LiveIDs: ids[:1], Waiting: 2, Next: 1}, limits[0])
 	require.Contains(t, limits[0].String(), `limit "provider" (not set itself) is full: 1 of its jobs is live, and 1 may be`)
 
 	setLimit(t, db, "provider", onceq.Limit{})
-	explain(ids[1], onceq.CauseLimit, `its limit "provider" lets no job start`, "raise its limit")
+	explain(ids[1], onceqops.CauseLimit, `its limit "provider" lets no job start`, "raise its limit")
 	health := func() (all []string) {
-		findings, err := q.Health(ctx)
+		findings, err := onceqops.New(q).Health(ctx)
 		require.NoError(t, err)
 		for _, f := range findings {
 			if f.What == "limit" {
@@ -379,9 +380,9 @@ update onceq.jobs set run_at = statement_timestamp()`)
 	if info, err := q.Get(ctx, db.Pool, waiting); err != nil || !info.Blocked {
 		waiting = ids[1]
 	}
-	r = explain(waiting, onceq.CauseLimit, `a slot of limit "provider" (1 in 1m0s, in bursts of 1)`)
+	r = explain(waiting, onceqops.CauseLimit, `a slot of limit "provider" (1 in 1m0s, in bursts of 1)`)
 	require.WithinRange(t, r.Until, at, at.Add(2*time.Minute))
-	limit, err := q.Limit(ctx, db.Pool, "provider")
+	limit, err := onceqops.New(q).Limit(ctx, db.Pool, "provider")
 	require.NoError(t, err)
 	require.Equal(t, onceq.Limit{Rate: 1, Per: time.Minute, Burst: 1}, limit.Limit)
 	require.WithinRange(t, limit.NextSlot, at, at.Add(time.Minute))
@@ -395,13 +396,13 @@ update onceq.jobs set run_at = statement_timestamp()`)
 	info, err := q.Get(ctx, db.Pool, waiting)
 	require.NoError(t, err)
 	require.Equal(t, "provider", info.Limit)
-	_, err = q.Redrive(ctx, db.Pool, waiting)
+	_, err = onceqops.New(q).Redrive(ctx, db.Pool, waiting)
 	require.NoError(t, err)
 	info, err = q.Get(ctx, db.Pool, waiting)
 	require.NoError(t, err)
 	require.Equal(t, []any{"provider", true}, []any{info.Limit, info.Blocked})
 	require.NoError(t, db.Check())
-	_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+	_, _, err = onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{All: true})
 	require.NoError(t, err)
 	require.NoError(t, db.Check())
 }
@@ -417,7 +418,7 @@ func TestLimit_Ensure(t *testing.T) {
 		return set
 	}
 	atOnce := func(name string) int {
-		l, err := db.Queue.Limit(ctx, db.Pool, name)
+		l, err := onceqops.New(db.Queue).Limit(ctx, db.Pool, name)
 		require.NoError(t, err)
 		return l.Limit.AtOnce
 	}

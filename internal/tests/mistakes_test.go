@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -91,67 +92,73 @@ func TestMistakes_InAFailedTransaction(t *testing.T) {
 
 // callsIn is each call that takes a database and no lease.
 func callsIn(ctx context.Context, q *onceq.Queue, in onceq.DB) map[string]func() error {
-	all := onceq.Filter{Kind: "k"}
+	all := onceqops.Filter{Kind: "k"}
 	return map[string]func() error{
 		"Get":         func() error { _, err := q.Get(ctx, in, 1); return err },
 		"GetByKey":    func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
-		"List":        func() error { _, err := q.List(ctx, in, all); return err },
-		"Count":       func() error { _, err := q.Count(ctx, in, all); return err },
-		"Explain":     func() error { _, err := q.Explain(ctx, in, 1); return err },
-		"Workers":     func() error { _, err := q.Workers(ctx, in); return err },
-		"Pauses":      func() error { _, err := q.Pauses(ctx, in); return err },
+		"List":        func() error { _, err := onceqops.New(q).List(ctx, in, all); return err },
+		"Count":       func() error { _, err := onceqops.New(q).Count(ctx, in, all); return err },
+		"Explain":     func() error { _, err := onceqops.New(q).Explain(ctx, in, 1); return err },
+		"Workers":     func() error { _, err := onceqops.New(q).Workers(ctx, in); return err },
+		"Pauses":      func() error { _, err := onceqops.New(q).Pauses(ctx, in); return err },
 		"ResumeKind":  func() error { _, err := q.ResumeKind(ctx, in, "k"); return err },
-		"Effects":     func() error { _, err := q.Effects(ctx, in, 1); return err },
+		"Effects":     func() error { _, err := onceqops.New(q).Effects(ctx, in, 1); return err },
 		"Cancel":      func() error { _, err := q.Cancel(ctx, in, 1); return err },
-		"CancelMany":  func() error { _, _, err := q.CancelMany(ctx, in, all); return err },
-		"Retry":       func() error { _, err := q.Retry(ctx, in, 1); return err },
-		"Redrive":     func() error { _, err := q.Redrive(ctx, in, 1); return err },
-		"RedriveMany": func() error { _, _, err := q.RedriveMany(ctx, in, all); return err },
-		"RetryMany":   func() error { _, err := q.RetryMany(ctx, in, all); return err },
-		"Discard":     func() error { return q.Discard(ctx, in, 1) },
-		"DiscardMany": func() error { _, err := q.DiscardMany(ctx, in, all); return err },
-		"WouldCancel": func() error { _, err := q.WouldCancel(ctx, in, all); return err },
-		"Resolve":     func() error { return q.Resolve(ctx, in, 1, "a", onceq.NeverApplied()) },
-		"ResolveMany": func() error { _, _, err := q.ResolveMany(ctx, in, all, "a", onceq.NeverApplied()); return err },
+		"CancelMany":  func() error { _, _, err := onceqops.New(q).CancelMany(ctx, in, all); return err },
+		"Retry":       func() error { _, err := onceqops.New(q).Retry(ctx, in, 1); return err },
+		"Redrive":     func() error { _, err := onceqops.New(q).Redrive(ctx, in, 1); return err },
+		"RedriveMany": func() error { _, _, err := onceqops.New(q).RedriveMany(ctx, in, all); return err },
+		"RetryMany":   func() error { _, err := onceqops.New(q).RetryMany(ctx, in, all); return err },
+		"Discard":     func() error { return onceqops.New(q).Discard(ctx, in, 1) },
+		"DiscardMany": func() error { _, err := onceqops.New(q).DiscardMany(ctx, in, all); return err },
+		"WouldCancel": func() error { _, err := onceqops.New(q).WouldCancel(ctx, in, all); return err },
+		"Resolve":     func() error { return onceqops.New(q).Resolve(ctx, in, 1, "a", onceq.NeverApplied()) },
+		"ResolveMany": func() error {
+			_, _, err := onceqops.New(q).ResolveMany(ctx, in, all, "a", onceq.NeverApplied())
+			return err
+		},
 
-		"RecordAction":  func() error { _, err := q.RecordAction(ctx, in, onceq.Action{Who: "ann", What: "look"}); return err },
-		"Actions":       func() error { _, err := q.Actions(ctx, in, onceq.ActionFilter{}); return err },
+		"RecordAction": func() error {
+			_, err := onceqops.New(q).RecordAction(ctx, in, onceqops.Action{Who: "ann", What: "look"})
+			return err
+		},
+		"Actions":       func() error { _, err := onceqops.New(q).Actions(ctx, in, onceqops.ActionFilter{}); return err },
 		"Emit":          func() error { _, err := q.Emit(ctx, in, "s", "k", 1); return err },
 		"Event":         func() error { _, _, err := q.Event(ctx, in, "s", "k"); return err },
 		"AwaitEvent":    func() error { _, err := q.AwaitEvent(ctx, in, "s", "k"); return err },
-		"WouldRetry":    func() error { _, err := q.WouldRetry(ctx, in, all); return err },
-		"WouldRedrive":  func() error { _, err := q.WouldRedrive(ctx, in, all); return err },
-		"WouldDiscard":  func() error { _, err := q.WouldDiscard(ctx, in, all); return err },
-		"WouldResolve":  func() error { _, err := q.WouldResolve(ctx, in, all); return err },
-		"WouldMove":     func() error { _, err := q.WouldMove(ctx, in, all); return err },
-		"Counts":        func() error { _, err := q.Counts(ctx, in, onceq.CountFilter{}); return err },
+		"WouldRetry":    func() error { _, err := onceqops.New(q).WouldRetry(ctx, in, all); return err },
+		"WouldRedrive":  func() error { _, err := onceqops.New(q).WouldRedrive(ctx, in, all); return err },
+		"WouldDiscard":  func() error { _, err := onceqops.New(q).WouldDiscard(ctx, in, all); return err },
+		"WouldResolve":  func() error { _, err := onceqops.New(q).WouldResolve(ctx, in, all); return err },
+		"WouldMove":     func() error { _, err := onceqops.New(q).WouldMove(ctx, in, all); return err },
+		"Counts":        func() error { _, err := onceqops.New(q).Counts(ctx, in, onceqops.CountFilter{}); return err },
 		"EnqueueUnique": func() error { _, err := q.EnqueueUnique(ctx, in, onceq.Job{Kind: "k", Key: "a"}); return err },
 		"EnqueueGroup": func() error {
 			_, err := q.EnqueueGroup(ctx, in, []onceq.Job{{Kind: "k"}}, onceq.Job{Kind: "k"})
 			return err
 		},
-		"Members":         func() error { _, err := listed(q.Members(ctx, in, 1)); return err },
+		"Members":         func() error { _, err := listed(onceqops.New(q).Members(ctx, in, 1)); return err },
 		"Group":           func() error { _, err := q.Group(ctx, in, 1); return err },
-		"Groups":          func() error { _, err := q.Groups(ctx, in, 0, 0); return err },
-		"GroupsOf":        func() error { _, err := q.GroupsOf(ctx, in, 1); return err },
-		"CancelGroup":     func() error { _, _, err := q.CancelGroup(ctx, in, 1); return err },
-		"Page":            func() error { _, _, err := q.Page(ctx, in, all); return err },
-		"Keys":            func() error { _, err := q.Keys(ctx, in, "s", "k"); return err },
+		"Groups":          func() error { _, err := onceqops.New(q).Groups(ctx, in, 0, 0); return err },
+		"GroupsOf":        func() error { _, err := onceqops.New(q).GroupsOf(ctx, in, 1); return err },
+		"CancelGroup":     func() error { _, _, err := onceqops.New(q).CancelGroup(ctx, in, 1); return err },
+		"Page":            func() error { _, _, err := onceqops.New(q).Page(ctx, in, all); return err },
+		"Keys":            func() error { _, err := onceqops.New(q).Keys(ctx, in, "s", "k"); return err },
 		"SetLaneLimit":    func() error { return q.SetLaneLimit(ctx, in, "k", "a", 1) },
 		"RemoveLaneLimit": func() error { return q.RemoveLaneLimit(ctx, in, "k", "a") },
 		"LaneLimit":       func() error { _, err := q.LaneLimit(ctx, in, "k", "a"); return err },
-		"Lanes":           func() error { _, err := q.Lanes(ctx, in, onceq.LaneFilter{}); return err },
+		"Lanes":           func() error { _, err := onceqops.New(q).Lanes(ctx, in, onceqops.LaneFilter{}); return err },
 		"SetLimit":        func() error { return q.SetLimit(ctx, in, "p", onceq.Limit{AtOnce: 1}) },
 		"SetLimit, all":   func() error { return q.SetLimit(ctx, in, "p/", onceq.Limit{AtOnce: 1}) },
 		"RemoveLimit":     func() error { return q.RemoveLimit(ctx, in, "p") },
-		"Limits":          func() error { _, err := q.Limits(ctx, in, onceq.LimitFilter{}); return err },
-		"Limit":           func() error { _, err := q.Limit(ctx, in, "p"); return err },
-		"Move":            func() error { _, err := q.Move(ctx, in, 1, "other"); return err },
-		"MoveMany":        func() error { _, err := q.MoveMany(ctx, in, all, "other"); return err },
+		"Limits":          func() error { _, err := onceqops.New(q).Limits(ctx, in, onceqops.LimitFilter{}); return err },
+		"Limit":           func() error { _, err := onceqops.New(q).Limit(ctx, in, "p"); return err },
+		"Move":            func() error { _, err := onceqops.New(q).Move(ctx, in, 1, "other"); return err },
+		"MoveMany":        func() error { _, err := onceqops.New(q).MoveMany(ctx, in, all, "other"); return err },
 		"PauseQueue":      func() error { return q.PauseQueue(ctx, in, "default", "") },
 		"PauseKind":       func() error { return q.PauseKind(ctx, in, "k", "") },
 		"ResumeQueue":     func() error { _, err := q.ResumeQueue(ctx, in, "default"); return err },
-		"Doubts":          func() error { _, _, err := q.Doubts(ctx, in, all); return err },
+		"Doubts":          func() error { _, _, err := onceqops.New(q).Doubts(ctx, in, all); return err },
 	}
 }
 
@@ -183,29 +190,32 @@ func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 	job := onceq.Job{Kind: "k", Key: "k"}
 	plain := onceq.Job{Kind: "k"}
 	for name, call := range map[string]func() error{
-		"Check":                func() error { return q.Check(ctx) },
-		"Enqueue":              func() error { _, err := q.Enqueue(ctx, in, plain); return err },
-		"Enqueue, key":         func() error { _, err := q.Enqueue(ctx, in, job); return err },
-		"EnqueueMany":          func() error { _, err := q.EnqueueMany(ctx, in, []onceq.Job{plain, plain}); return err },
-		"EnqueueMany, keys":    func() error { _, err := q.EnqueueMany(ctx, in, []onceq.Job{plain, job}); return err },
-		"EnqueueMany, chunks":  func() error { _, err := q.EnqueueMany(ctx, in, many(job, 2001)); return err },
-		"Claim":                func() error { _, err := q.Claim(ctx, onceq.ClaimOptions{}); return err },
-		"Get":                  func() error { _, err := q.Get(ctx, in, 1); return err },
-		"GetByKey":             func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
-		"List":                 func() error { _, err := q.List(ctx, in, onceq.Filter{}); return err },
-		"Count":                func() error { _, err := q.Count(ctx, in, onceq.Filter{}); return err },
-		"Stats":                func() error { _, err := q.Stats(ctx); return err },
-		"Health":               func() error { _, err := q.Health(ctx); return err },
-		"Cancel":               func() error { _, err := q.Cancel(ctx, in, 1); return err },
-		"CancelMany":           func() error { _, _, err := q.CancelMany(ctx, in, onceq.Filter{Kind: "k"}); return err },
-		"Retry":                func() error { _, err := q.Retry(ctx, in, 1); return err },
-		"Redrive":              func() error { _, err := q.Redrive(ctx, in, 1); return err },
-		"RetryMany":            func() error { _, err := q.RetryMany(ctx, in, onceq.Filter{Kind: "k"}); return err },
-		"RedriveMany":          func() error { _, _, err := q.RedriveMany(ctx, in, onceq.Filter{All: true}); return err },
-		"Discard":              func() error { return q.Discard(ctx, in, 1) },
-		"DiscardMany":          func() error { _, err := q.DiscardMany(ctx, in, onceq.Filter{All: true}); return err },
-		"Resolve":              func() error { return q.Resolve(ctx, in, 1, "a", onceq.NeverApplied()) },
-		"Effects":              func() error { _, err := q.Effects(ctx, in, 1); return err },
+		"Check":               func() error { return q.Check(ctx) },
+		"Enqueue":             func() error { _, err := q.Enqueue(ctx, in, plain); return err },
+		"Enqueue, key":        func() error { _, err := q.Enqueue(ctx, in, job); return err },
+		"EnqueueMany":         func() error { _, err := q.EnqueueMany(ctx, in, []onceq.Job{plain, plain}); return err },
+		"EnqueueMany, keys":   func() error { _, err := q.EnqueueMany(ctx, in, []onceq.Job{plain, job}); return err },
+		"EnqueueMany, chunks": func() error { _, err := q.EnqueueMany(ctx, in, many(job, 2001)); return err },
+		"Claim":               func() error { _, err := q.Claim(ctx, onceq.ClaimOptions{}); return err },
+		"Get":                 func() error { _, err := q.Get(ctx, in, 1); return err },
+		"GetByKey":            func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
+		"List":                func() error { _, err := onceqops.New(q).List(ctx, in, onceqops.Filter{}); return err },
+		"Count":               func() error { _, err := onceqops.New(q).Count(ctx, in, onceqops.Filter{}); return err },
+		"Stats":               func() error { _, err := onceqops.New(q).Stats(ctx); return err },
+		"Health":              func() error { _, err := onceqops.New(q).Health(ctx); return err },
+		"Cancel":              func() error { _, err := q.Cancel(ctx, in, 1); return err },
+		"CancelMany":          func() error { _, _, err := onceqops.New(q).CancelMany(ctx, in, onceqops.Filter{Kind: "k"}); return err },
+		"Retry":               func() error { _, err := onceqops.New(q).Retry(ctx, in, 1); return err },
+		"Redrive":             func() error { _, err := onceqops.New(q).Redrive(ctx, in, 1); return err },
+		"RetryMany":           func() error { _, err := onceqops.New(q).RetryMany(ctx, in, onceqops.Filter{Kind: "k"}); return err },
+		"RedriveMany": func() error {
+			_, _, err := onceqops.New(q).RedriveMany(ctx, in, onceqops.Filter{All: true})
+			return err
+		},
+		"Discard":              func() error { return onceqops.New(q).Discard(ctx, in, 1) },
+		"DiscardMany":          func() error { _, err := onceqops.New(q).DiscardMany(ctx, in, onceqops.Filter{All: true}); return err },
+		"Resolve":              func() error { return onceqops.New(q).Resolve(ctx, in, 1, "a", onceq.NeverApplied()) },
+		"Effects":              func() error { _, err := onceqops.New(q).Effects(ctx, in, 1); return err },
 		"Fence.Claim":          func() error { _, err := f.Claim(ctx, nil); return err },
 		"Fence.Resolve":        func() error { return f.Resolve(ctx, nil, onceq.NeverApplied()) },
 		"FenceLease.Complete":  func() error { return c.Complete(ctx, nil, 1) },

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -49,36 +50,36 @@ func TestMove(t *testing.T) {
 	before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 	require.Equal(t, onceq.StateRetrying, before.State)
 
-	moved(t, true)(q.Move(ctx, db.Pool, id, "new"))
-	moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+	moved(t, true)(onceqops.New(q).Move(ctx, db.Pool, id, "new"))
+	moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "new"))
 	after := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 	require.Equal(t, "new", after.Queue)
 	after.Queue = before.Queue
 	require.Equal(t, before, after)
-	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, id))
+	effects := must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, id))
 	require.Len(t, effects, 1)
 	dup := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, k.Job(1)))
 	require.True(t, dup.Duplicate)
 	require.Equal(t, id, dup.ID)
 
 	// Its place is behind what the new queue's workers have passed, so it is due from now on.
-	must[onceq.State](t)(q.Retry(ctx, db.Pool, id))
-	moved(t, true)(q.Move(ctx, db.Pool, id, "new again"))
+	must[onceq.State](t)(onceqops.New(q).Retry(ctx, db.Pool, id))
+	moved(t, true)(onceqops.New(q).Move(ctx, db.Pool, id, "new again"))
 	require.Empty(t, db.Drain(h("new")))
 	require.Len(t, db.Drain(h("new again")), 1)
 	require.Equal(t, 1, charges, "the effect was replayed")
-	_, err := q.Move(ctx, db.Pool, id, "new")
+	_, err := onceqops.New(q).Move(ctx, db.Pool, id, "new")
 	require.ErrorIs(t, err, onceq.ErrNotFound)
 	require.NoError(t, db.Check())
 
 	var bad *onceq.InvalidError
 	for _, name := range []string{"", " ", "\xff"} {
-		_, err := q.Move(ctx, db.Pool, id, name)
+		_, err := onceqops.New(q).Move(ctx, db.Pool, id, name)
 		require.ErrorAs(t, err, &bad)
 	}
-	_, err = q.MoveMany(ctx, db.Pool, onceq.Filter{}, "new")
+	_, err = onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{}, "new")
 	require.ErrorAs(t, err, &bad)
-	_, err = q.MoveMany(ctx, db.Pool, onceq.Filter{Kind: "k", States: []onceq.State{onceq.StateRunning}}, "new")
+	_, err = onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{Kind: "k", States: []onceq.State{onceq.StateRunning}}, "new")
 	require.ErrorAs(t, err, &bad)
 }
 
@@ -89,17 +90,17 @@ func TestMove_LeavesWhatSomebodyHas(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 	id := add(t, db, onceq.Job{Payload: 1})
 	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))
-	moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+	moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "new"))
 	db.Advance(time.Hour)
-	moved(t, false)(q.Move(ctx, db.Pool, id, "new")) // its lease ran out, and nobody has claimed it again
+	moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "new")) // its lease ran out, and nobody has claimed it again
 	l := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0]
 	require.NoError(t, l.Release(ctx))
-	moved(t, true)(q.Move(ctx, db.Pool, id, "new"))
+	moved(t, true)(onceqops.New(q).Move(ctx, db.Pool, id, "new"))
 	require.ErrorIs(t, l.Release(ctx), onceq.ErrLeaseLost)
 	l = must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "new"}))[0]
 	require.Equal(t, id, l.ID)
 	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no"))))
-	moved(t, false)(q.Move(ctx, db.Pool, id, "newer"))
+	moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "newer"))
 	require.Equal(t, "new", must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Queue)
 }
 
@@ -138,7 +139,7 @@ func TestMove_WhileAnEffectIsUnderWay(t *testing.T) {
 				<-began
 				require.NoError(t, l.Release(ctx))
 				tx := begin(t, db)
-				moved(t, true)(q.Move(ctx, tx, id, "new"))
+				moved(t, true)(onceqops.New(q).Move(ctx, tx, id, "new"))
 				if !open {
 					commit(t, tx)
 				}
@@ -149,7 +150,7 @@ func TestMove_WhileAnEffectIsUnderWay(t *testing.T) {
 				}
 				_, err := once()
 				require.NotErrorIs(t, err, onceq.ErrLeaseLost)
-				effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, id))
+				effects := must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, id))
 				if outcome.want == "" {
 					require.Empty(t, effects)
 				} else {
@@ -185,14 +186,14 @@ func TestMove_Interleaved(t *testing.T) {
 			// While a move is not committed, nobody claims or cancels the job, or waits for it.
 			id := add(t, db, onceq.Job{Payload: 1})
 			tx := open()
-			moved(t, true)(q.Move(ctx, tx, id, "new"))
+			moved(t, true)(onceqops.New(q).Move(ctx, tx, id, "new"))
 			require.Empty(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{})))
 			require.Empty(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "new"})))
-			moved(t, false)(q.Move(ctx, db.Pool, id, "other"))
+			moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "other"))
 			require.NoError(t, tx.Rollback(ctx))
 			require.Equal(t, "default", queueOf(id))
 			tx = open()
-			moved(t, true)(q.Move(ctx, tx, id, "new"))
+			moved(t, true)(onceqops.New(q).Move(ctx, tx, id, "new"))
 			require.Equal(t, onceq.StateRunning, must[onceq.State](t)(q.Cancel(ctx, db.Pool, id)), "asked to end, because the row is locked")
 			require.NoError(t, tx.Commit(ctx))
 			require.Equal(t, "new", queueOf(id))
@@ -205,14 +206,14 @@ func TestMove_Interleaved(t *testing.T) {
 			l := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0]
 			tx = open()
 			require.NoError(t, l.Complete(ctx, tx))
-			moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+			moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "new"))
 			require.NoError(t, tx.Commit(ctx))
-			_, err := q.Move(ctx, db.Pool, id, "new")
+			_, err := onceqops.New(q).Move(ctx, db.Pool, id, "new")
 			require.ErrorIs(t, err, onceq.ErrNotFound)
 			id = add(t, db, onceq.Job{Payload: 1})
 			tx = open()
 			must[onceq.State](t)(q.Cancel(ctx, tx, id))
-			moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+			moved(t, false)(onceqops.New(q).Move(ctx, db.Pool, id, "new"))
 			require.NoError(t, tx.Rollback(ctx))
 
 			// A claim between a transaction's snapshot and its move: the move does not take the job away from its holder.
@@ -220,7 +221,7 @@ func TestMove_Interleaved(t *testing.T) {
 			_, err = tx.Exec(ctx, `select 1 from onceq.jobs`)
 			require.NoError(t, err)
 			l = must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0]
-			got, err := q.Move(ctx, tx, l.ID, "new")
+			got, err := onceqops.New(q).Move(ctx, tx, l.ID, "new")
 			require.False(t, got)
 			if level == pgx.ReadCommitted || err != nil {
 				require.Equal(t, level != pgx.ReadCommitted, onceq.IsRetryable(err), err)
@@ -242,12 +243,12 @@ func TestMoveMany_JobsOfALane(t *testing.T) {
 	for n := range 5 {
 		ids = append(ids, repairEnqueue(t, db, k.Job(n)))
 	}
-	choice := must[onceq.Choice](t)(q.WouldMove(ctx, db.Pool, onceq.Filter{Queue: "old", Limit: 3}))
-	require.Equal(t, onceq.Choice{Count: 3, IDs: []int64{ids[4], ids[3], ids[2]}}, choice)
-	n, err := q.MoveMany(ctx, db.Pool, onceq.Filter{Queue: "old", Limit: 3}, "new")
+	choice := must[onceqops.Choice](t)(onceqops.New(q).WouldMove(ctx, db.Pool, onceqops.Filter{Queue: "old", Limit: 3}))
+	require.Equal(t, onceqops.Choice{Count: 3, IDs: []int64{ids[4], ids[3], ids[2]}}, choice)
+	n, err := onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{Queue: "old", Limit: 3}, "new")
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
-	n, err = q.MoveMany(ctx, db.Pool, onceq.Filter{Kind: "book"}, "new")
+	n, err = onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{Kind: "book"}, "new")
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 	k.Queue = "new"
@@ -272,7 +273,7 @@ func TestMove_WakesAWorker(t *testing.T) {
 		if j.Delay == 0 {
 			sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 day' where id = $1`, id)
 		}
-		moved(t, true)(db.Queue.Move(t.Context(), db.Pool, id, "default"))
+		moved(t, true)(onceqops.New(db.Queue).Move(t.Context(), db.Pool, id, "default"))
 		require.Equal(t, j.Delay == 0, sqlOne[bool](t, db, `select exists (select from onceq.wakes where worker = 1)`))
 		require.True(t, sqlOne[bool](t, db, `select run_at > now() - interval '12 hours' from onceq.jobs where id = $1`, id), "due from now on")
 	}
@@ -296,16 +297,16 @@ func TestMove_KeepsTheAge(t *testing.T) {
 	for _, id := range append(ids, later) {
 		before[id] = must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 	}
-	oldest := func(queue string) onceq.QueueStats {
+	oldest := func(queue string) onceqops.QueueStats {
 		t.Helper()
-		all := must[[]onceq.QueueStats](t)(q.Stats(ctx, queue))
+		all := must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(ctx, queue))
 		require.Len(t, all, 1)
 		return all[0]
 	}
 	was := oldest("imagse")
 	require.Greater(t, was.Oldest, ago)
 	young := add(t, db, onceq.Job{Queue: "images", Payload: 1}) // claims take it first
-	n, err := q.MoveMany(ctx, db.Pool, onceq.Filter{Queue: "imagse"}, "images")
+	n, err := onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{Queue: "imagse"}, "images")
 	require.NoError(t, err)
 	require.Equal(t, 4, n)
 
@@ -313,7 +314,7 @@ func TestMove_KeepsTheAge(t *testing.T) {
 	require.GreaterOrEqual(t, is.Oldest, was.Oldest)
 	require.GreaterOrEqual(t, is.OldestInLane, was.OldestInLane)
 	listed := make(map[int64]onceq.JobInfo)
-	for _, j := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "images"})) {
+	for _, j := range must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{Queue: "images"})) {
 		listed[j.ID] = j
 	}
 	for id, b := range before {
@@ -323,7 +324,7 @@ func TestMove_KeepsTheAge(t *testing.T) {
 	require.Equal(t, before[waiting].RunAt, listed[waiting].RunAt)
 	require.True(t, listed[laned].RunAt.After(before[laned].RunAt))
 	require.True(t, sqlOne[time.Time](t, db, `select oldest_due from onceq.v_queues where queue = 'images'`).Equal(before[ids[0]].DueAt))
-	var found onceq.Finding
+	var found onceqops.Finding
 	for _, f := range findings(t, db, "waiting") {
 		found = f
 	}
@@ -331,7 +332,7 @@ func TestMove_KeepsTheAge(t *testing.T) {
 	require.WithinDuration(t, before[ids[0]].DueAt, found.Since, time.Second)
 
 	require.Equal(t, young, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "images"}))[0].ID)
-	moved(t, true)(q.Move(ctx, db.Pool, ids[0], "again"))
+	moved(t, true)(onceqops.New(q).Move(ctx, db.Pool, ids[0], "again"))
 	require.Equal(t, before[ids[0]].DueAt, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, ids[0])).DueAt)
 	require.Len(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "again"})), 1)
 	claims := 0

@@ -81,7 +81,7 @@ func TestNames_EveryFunctionIsCalledWithItsSchema(t *testing.T) {
 	for _, statement := range statements(t) {
 		require.Empty(t, bare(statement.text, functions), statement.name)
 	}
-	for _, dir := range []string{".", "onceqcron", "onceqhttp", "onceqsql", "onceqweb", "cmd/onceq", "migrations", "internal/lazytx"} {
+	for _, dir := range []string{".", "onceqops", "onceqcron", "onceqhttp", "onceqsql", "onceqweb", "cmd/onceq", "migrations", "internal/lazytx", "internal/table"} {
 		files, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, dir)
@@ -118,20 +118,27 @@ var sqlWord = regexp.MustCompile(`\b(select|from|where|set|values|with|case)\b|:
 
 type named struct{ name, text string }
 
-// statements returns those of internal/tests/testdata/statements.sql that are whole.
+// statements returns those of statements.sql and onceqops.sql that are whole.
 func statements(t *testing.T) (all []named) {
 	t.Helper()
-	text, err := os.ReadFile("../../internal/tests/testdata/statements.sql")
-	require.NoError(t, err)
-	heads := regexp.MustCompile(`(?m)^-- (\S+\.go: .*)$`).FindAllStringSubmatchIndex(string(text), -1)
+	for _, file := range []string{"statements.sql", "onceqops.sql"} {
+		text, err := os.ReadFile("testdata/" + file)
+		require.NoError(t, err)
+		all = append(all, statementsIn(string(text))...)
+	}
+	return all
+}
+
+func statementsIn(text string) (all []named) {
+	heads := regexp.MustCompile(`(?m)^-- (\S+\.go: .*)$`).FindAllStringSubmatchIndex(text, -1)
 	for i, h := range heads {
 		end := len(text)
 		if i+1 < len(heads) {
 			end = heads[i+1][0]
 		}
-		statement := strings.TrimSuffix(strings.TrimSpace(string(text[h[1]:end])), ";")
+		statement := strings.TrimSuffix(strings.TrimSpace(text[h[1]:end]), ";")
 		if regexp.MustCompile(`^(select|with|insert|update|delete)\b`).MatchString(statement) {
-			all = append(all, named{string(text[h[2]:h[3]]), statement})
+			all = append(all, named{text[h[2]:h[3]], statement})
 		}
 	}
 	return all

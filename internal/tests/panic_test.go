@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -56,7 +57,6 @@ var panics = map[string]string{
 	"FenceLease.Complete":        "encodings",
 	"FenceLease.CompleteInBatch": "encodings",
 	"Lease.SetResult":            "results",
-	"Filter.Progress":            "progress of many",
 
 	"Part":  "(its Run is called by Serve: parts)",
 	"Serve": "parts",
@@ -78,6 +78,8 @@ var panics = map[string]string{
 	"EffectOption":      "(only this package can write one that does something)",
 	"PanicError.Value":  "(what a function panicked with)",
 	"DuplicateError.Is": isReason, "HeldError.Is": isReason, "InFlightError.Is": isReason, "LeaseError.Is": isReason, "MismatchError.Is": isReason, "UncertainError.Is": isReason,
+
+	"onceqops.Filter.Progress": "progress of many",
 
 	"onceqhttp.Config.Principal":      "onceqhttp.TestPanics",
 	"onceqhttp.Config.Route":          "onceqhttp.TestPanics",
@@ -362,7 +364,7 @@ func panicsInHandlers(t *testing.T) {
 		isPanic(t, ran.Err)
 		require.Zero(t, sqlOne[int](t, db, `select lost from onceq.jobs where id = $1`, r.ID))
 	}
-	checks, err := db.Queue.CheckPayloads(t.Context(), bad.Handle(func(context.Context, *onceq.Lease, badJSON) error { return nil }))
+	checks, err := onceqops.New(db.Queue).CheckPayloads(t.Context(), bad.Handle(func(context.Context, *onceq.Lease, badJSON) error { return nil }))
 	require.NoError(t, err)
 	require.Len(t, checks, 1)
 	require.Equal(t, checks[0].Jobs, checks[0].Failed)
@@ -410,7 +412,7 @@ func panicsInProgress(t *testing.T) {
 	db := queuetest.New(t)
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k"})
 	require.NoError(t, err)
-	n, _, err := db.Queue.CancelMany(t.Context(), db.Pool, onceq.Filter{All: true, Progress: func(int) error { panic(boom{}) }})
+	n, _, err := onceqops.New(db.Queue).CancelMany(t.Context(), db.Pool, onceqops.Filter{All: true, Progress: func(int) error { panic(boom{}) }})
 	isPanic(t, err)
 	require.Equal(t, 1, n)
 }
@@ -429,7 +431,7 @@ func panicsInEffects(t *testing.T) {
 		return err
 	}))
 	isPanic(t, ran.Err)
-	effects, err := db.Queue.Effects(t.Context(), db.Pool, ran.JobID)
+	effects, err := onceqops.New(db.Queue).Effects(t.Context(), db.Pool, ran.JobID)
 	require.NoError(t, err)
 	require.Len(t, effects, 1)
 	require.Equal(t, "uncertain", effects[0].State)
@@ -565,7 +567,7 @@ func TestPanics_TheTableIsComplete(t *testing.T) {
 	t.Parallel()
 	const root = "../../"
 	left := maps.Clone(panics)
-	for _, pkg := range []string{"", "onceqhttp", "onceqcron", "onceqweb", "onceqotel", "onceqsql", "migrations"} {
+	for _, pkg := range []string{"", "onceqops", "onceqhttp", "onceqcron", "onceqweb", "onceqotel", "onceqsql", "migrations"} {
 		for _, name := range calledIn(t, root, pkg) {
 			if _, known := panics[name]; !known {
 				t.Errorf("%s is not in the table: what becomes of a panic in it?", name)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -351,7 +352,7 @@ func TestPattern_AfterTheProvidersWindowAPersonDecides(t *testing.T) {
 	}
 	require.Equal(t, onceq.StateHeld, db.RunOne(handler).State) // 26 hours after the first
 	require.Equal(t, 2, calls)
-	require.NoError(t, db.Queue.Resolve(t.Context(), db.Pool, r.ID, "send", onceq.Applied(0)))
+	require.NoError(t, onceqops.New(db.Queue).Resolve(t.Context(), db.Pool, r.ID, "send", onceq.Applied(0)))
 	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, 2, calls)
 }

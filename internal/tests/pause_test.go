@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -302,7 +303,7 @@ func TestPause_IsShown(t *testing.T) {
 		return errors.New("rolled back")
 	})
 	require.Error(t, err)
-	all, err := q.Pauses(ctx, db.Pool)
+	all, err := onceqops.New(q).Pauses(ctx, db.Pool)
 	require.NoError(t, err)
 	require.Len(t, all, 2)
 	require.Equal(t, "mail", all[0].Queue)
@@ -310,13 +311,13 @@ func TestPause_IsShown(t *testing.T) {
 	require.Equal(t, "report", all[1].Kind)
 	require.Empty(t, all[1].Queue)
 
-	stats, err := q.Stats(ctx)
+	stats, err := onceqops.New(q).Stats(ctx)
 	require.NoError(t, err)
 	require.Len(t, stats, 1, "also without jobs")
 	require.Equal(t, all[0].Since, stats[0].Paused)
 
-	health := func() (found []onceq.Finding) {
-		all, err := q.Health(ctx)
+	health := func() (found []onceqops.Finding) {
+		all, err := onceqops.New(q).Health(ctx)
 		require.NoError(t, err)
 		for _, f := range all {
 			if f.What == "paused" || f.What == "waiting" {
@@ -397,7 +398,7 @@ func TestPause_Until(t *testing.T) {
 		{Limit: "provider", For: time.Hour},
 	} {
 		require.NoError(t, q.Pause(ctx, db.Pool, p))
-		all, err := q.Pauses(ctx, db.Pool)
+		all, err := onceqops.New(q).Pauses(ctx, db.Pool)
 		require.NoError(t, err)
 		require.Len(t, all, 1)
 		require.WithinDuration(t, time.Now().Add(time.Hour), all[0].Until, time.Minute)
@@ -406,26 +407,26 @@ func TestPause_Until(t *testing.T) {
 
 		id := laneEnqueue(t, q, db.Pool, limitedAlone.Job(charge{1, 1}))[0]
 		require.Empty(t, laneClaim(t, q, 1), "%+v", p)
-		e, err := q.Explain(ctx, db.Pool, id)
+		e, err := onceqops.New(q).Explain(ctx, db.Pool, id)
 		require.NoError(t, err)
 		require.Contains(t, e.String(), all[0].String())
 		if p.Limit != "" {
-			l, err := q.Limit(ctx, db.Pool, "provider")
+			l, err := onceqops.New(q).Limit(ctx, db.Pool, "provider")
 			require.NoError(t, err)
 			require.Equal(t, &all[0], l.Pause)
 			require.Equal(t, all[0].String(), l.String())
 		}
 		db.Advance(5 * time.Minute)
-		found, err := q.Health(ctx)
+		found, err := onceqops.New(q).Health(ctx)
 		require.NoError(t, err)
-		require.True(t, slices.ContainsFunc(found, func(f onceq.Finding) bool {
+		require.True(t, slices.ContainsFunc(found, func(f onceqops.Finding) bool {
 			return f.What == "paused" && strings.Contains(f.Advice, "ends by itself")
 		}), found)
 		db.Advance(time.Hour)
-		all, err = q.Pauses(ctx, db.Pool)
+		all, err = onceqops.New(q).Pauses(ctx, db.Pool)
 		require.NoError(t, err)
 		require.Empty(t, all)
-		stats, err := q.Stats(ctx)
+		stats, err := onceqops.New(q).Stats(ctx)
 		require.NoError(t, err)
 		require.Zero(t, stats[0].Paused)
 		var leases []*onceq.Lease
@@ -502,7 +503,7 @@ func TestLimitFull(t *testing.T) {
 			// A pause that is longer, or has no end, stays.
 			require.NoError(t, db.Queue.Pause(ctx, db.Pool, onceq.Pause{Limit: "provider", Note: "ann"}))
 			sqlRun(t, asOwner(t, db), `select pause('limit', 'provider', null, 1000000, 'bob', true)`)
-			all, err := db.Queue.Pauses(ctx, db.Pool)
+			all, err := onceqops.New(db.Queue).Pauses(ctx, db.Pool)
 			require.NoError(t, err)
 			require.Equal(t, []any{"ann", true}, []any{all[0].Note, all[0].Until.IsZero()})
 		})

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -20,9 +21,9 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	keys := func(scope, key string) []onceq.KeyInfo {
+	keys := func(scope, key string) []onceqops.KeyInfo {
 		t.Helper()
-		return must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, scope, key))
+		return must[[]onceqops.KeyInfo](t)(onceqops.New(q).Keys(ctx, db.Pool, scope, key))
 	}
 	require.Empty(t, keys("", "a"))
 
@@ -63,9 +64,9 @@ func TestKeys(t *testing.T) {
 	require.Contains(t, string(text), `"class":"job"`)
 
 	var bad *onceq.InvalidError
-	_, err = q.Keys(ctx, db.Pool, "", "\x00")
+	_, err = onceqops.New(q).Keys(ctx, db.Pool, "", "\x00")
 	require.ErrorAs(t, err, &bad)
-	_, err = q.Keys(ctx, nil, "", "a")
+	_, err = onceqops.New(q).Keys(ctx, nil, "", "a")
 	require.ErrorAs(t, err, &bad)
 }
 
@@ -84,14 +85,14 @@ func TestDoubts_AndAskAgain(t *testing.T) {
 		}, onceq.OnUncertain(policy), onceq.EffectTimeout(time.Millisecond))
 		return err
 	})
-	doubts := func(f onceq.Filter) []onceq.Doubt {
+	doubts := func(f onceqops.Filter) []onceqops.Doubt {
 		t.Helper()
-		d, next, err := q.Doubts(ctx, db.Pool, f)
+		d, next, err := onceqops.New(q).Doubts(ctx, db.Pool, f)
 		require.NoError(t, err)
 		require.Zero(t, next)
 		return d
 	}
-	require.Empty(t, doubts(onceq.Filter{}))
+	require.Empty(t, doubts(onceqops.Filter{}))
 
 	policy = onceq.Hold()
 	first := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, kind.Job(1)))
@@ -99,46 +100,46 @@ func TestDoubts_AndAskAgain(t *testing.T) {
 	plain := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "plain", Payload: 1}))
 	db.Drain(handle)
 	db.Drain(handle)
-	found := doubts(onceq.Filter{})
+	found := doubts(onceqops.Filter{})
 	require.Len(t, found, 2)
 	require.Equal(t, []int64{second.ID, first.ID}, []int64{found[0].Job.ID, found[1].Job.ID})
-	effect := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, first.ID))[0]
+	effect := must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, first.ID))[0]
 	require.Equal(t, effect, found[1].Effect)
 	require.Equal(t, "held", effect.State)
 	require.Equal(t, "card/charge", effect.Name)
 	require.NotEmpty(t, effect.IdempotencyKey)
 
 	// A page of jobs, and the next one.
-	page, next, err := q.Doubts(ctx, db.Pool, onceq.Filter{Limit: 1})
+	page, next, err := onceqops.New(q).Doubts(ctx, db.Pool, onceqops.Filter{Limit: 1})
 	require.NoError(t, err)
 	require.Len(t, page, 1)
 	require.Equal(t, second.ID, next)
-	require.Equal(t, first.ID, doubts(onceq.Filter{Limit: 10, After: next})[0].Job.ID)
-	require.Empty(t, doubts(onceq.Filter{Kind: "other"}))
+	require.Equal(t, first.ID, doubts(onceqops.Filter{Limit: 10, After: next})[0].Job.ID)
+	require.Empty(t, doubts(onceqops.Filter{Kind: "other"}))
 
 	// The policy decides again: it still is Hold, and then a deploy makes it Ask.
-	require.NoError(t, q.Resolve(ctx, db.Pool, first.ID, "card/charge", onceq.AskAgain()))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, db.Pool, first.ID, "card/charge", onceq.AskAgain()))
 	require.Equal(t, onceq.StateWaiting, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first.ID)).State)
-	live := doubts(onceq.Filter{States: []onceq.State{onceq.StateWaiting}})
+	live := doubts(onceqops.Filter{States: []onceq.State{onceq.StateWaiting}})
 	require.Len(t, live, 1)
 	require.Equal(t, "uncertain", live[0].Effect.State)
 	require.Equal(t, effect.Detail, live[0].Effect.Detail, "what was known stays known")
 	db.Drain(handle)
-	require.Len(t, doubts(onceq.Filter{}), 2)
+	require.Len(t, doubts(onceqops.Filter{}), 2)
 
 	happened = true
 	policy = onceq.Ask(func(_ context.Context, key string) (any, bool, error) {
 		require.Contains(t, []string{found[0].Effect.IdempotencyKey, found[1].Effect.IdempotencyKey}, key)
 		return 7, happened, nil
 	})
-	resolved, redriven, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{All: true}, "", onceq.AskAgain())
+	resolved, redriven, err := onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{All: true}, "", onceq.AskAgain())
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 2}, []int{resolved, redriven})
 	db.Advance(time.Minute) // past the leases of the earlier calls, and the grace time
 	before := calls
 	db.Drain(handle)
 	require.Equal(t, before, calls, "the provider said that it had happened")
-	require.Empty(t, doubts(onceq.Filter{}))
+	require.Empty(t, doubts(onceqops.Filter{}))
 	_, err = q.Get(ctx, db.Pool, first.ID)
 	require.ErrorIs(t, err, onceq.ErrNotFound, "completed")
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, plain.ID))
@@ -155,7 +156,7 @@ func TestFence_AskAgain(t *testing.T) {
 	_, err := fence.Claim(ctx, nil)
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.NoError(t, fence.Resolve(ctx, nil, onceq.AskAgain()))
-	key := must[[]onceq.KeyInfo](t)(q.Keys(ctx, db.Pool, "default", "k"))[0]
+	key := must[[]onceqops.KeyInfo](t)(onceqops.New(q).Keys(ctx, db.Pool, "default", "k"))[0]
 	require.Equal(t, "uncertain", key.State)
 	require.True(t, key.FinishedAt.IsZero())
 
@@ -169,25 +170,25 @@ func TestActions(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	record := func(a onceq.Action) int64 {
+	record := func(a onceqops.Action) int64 {
 		t.Helper()
-		return must[int64](t)(q.RecordAction(ctx, db.Pool, a))
+		return must[int64](t)(onceqops.New(q).RecordAction(ctx, db.Pool, a))
 	}
-	actions := func(f onceq.ActionFilter) (ids []int64) {
+	actions := func(f onceqops.ActionFilter) (ids []int64) {
 		t.Helper()
-		for _, a := range must[[]onceq.Action](t)(q.Actions(ctx, db.Pool, f)) {
+		for _, a := range must[[]onceqops.Action](t)(onceqops.New(q).Actions(ctx, db.Pool, f)) {
 			ids = append(ids, a.ID)
 		}
 		return ids
 	}
-	require.Empty(t, actions(onceq.ActionFilter{}))
-	full := onceq.Action{Who: "ada", What: "redrive", JobID: 7, About: "a", Why: "the provider is back", Outcome: "waiting"}
-	a, b, c := record(full), record(onceq.Action{Who: "bob", What: "cancel", JobID: 8}), record(onceq.Action{Who: "bob", What: "reap"})
-	require.Equal(t, []int64{c, b, a}, actions(onceq.ActionFilter{}))
-	require.Equal(t, []int64{c, b}, actions(onceq.ActionFilter{Limit: 2}))
-	require.Equal(t, []int64{a}, actions(onceq.ActionFilter{After: b}))
-	require.Equal(t, []int64{a}, actions(onceq.ActionFilter{JobID: 7}))
-	got := must[[]onceq.Action](t)(q.Actions(ctx, db.Pool, onceq.ActionFilter{JobID: 7}))[0]
+	require.Empty(t, actions(onceqops.ActionFilter{}))
+	full := onceqops.Action{Who: "ada", What: "redrive", JobID: 7, About: "a", Why: "the provider is back", Outcome: "waiting"}
+	a, b, c := record(full), record(onceqops.Action{Who: "bob", What: "cancel", JobID: 8}), record(onceqops.Action{Who: "bob", What: "reap"})
+	require.Equal(t, []int64{c, b, a}, actions(onceqops.ActionFilter{}))
+	require.Equal(t, []int64{c, b}, actions(onceqops.ActionFilter{Limit: 2}))
+	require.Equal(t, []int64{a}, actions(onceqops.ActionFilter{After: b}))
+	require.Equal(t, []int64{a}, actions(onceqops.ActionFilter{JobID: 7}))
+	got := must[[]onceqops.Action](t)(onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{JobID: 7}))[0]
 	require.False(t, got.At.IsZero())
 	full.ID, full.At = got.ID, got.At
 	require.Equal(t, full, got)
@@ -195,16 +196,16 @@ func TestActions(t *testing.T) {
 	// It is part of the caller's transaction.
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
-	_, err = q.RecordAction(ctx, tx, full)
+	_, err = onceqops.New(q).RecordAction(ctx, tx, full)
 	require.NoError(t, err)
 	require.NoError(t, tx.Rollback(ctx))
-	require.Equal(t, []int64{c, b, a}, actions(onceq.ActionFilter{}))
+	require.Equal(t, []int64{c, b, a}, actions(onceqops.ActionFilter{}))
 
 	var bad *onceq.InvalidError
-	for _, a := range []onceq.Action{{}, {Who: "ada"}, {What: "cancel"}, {Who: "\x00", What: "cancel"}, {Who: "ada", What: "cancel", Why: strings.Repeat("x", 4097)}} {
-		_, err := q.RecordAction(ctx, db.Pool, a)
+	for _, a := range []onceqops.Action{{}, {Who: "ada"}, {What: "cancel"}, {Who: "\x00", What: "cancel"}, {Who: "ada", What: "cancel", Why: strings.Repeat("x", 4097)}} {
+		_, err := onceqops.New(q).RecordAction(ctx, db.Pool, a)
 		require.ErrorAs(t, err, &bad, "%+v", a)
 	}
-	_, err = q.Actions(ctx, db.Pool, onceq.ActionFilter{Limit: 1001})
+	_, err = onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{Limit: 1001})
 	require.ErrorAs(t, err, &bad)
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
-func workers(t testing.TB, db *queuetest.DB) []onceq.WorkerInfo {
+func workers(t testing.TB, db *queuetest.DB) []onceqops.WorkerInfo {
 	t.Helper()
-	all, err := db.Queue.Workers(t.Context(), db.Pool)
+	all, err := onceqops.New(db.Queue).Workers(t.Context(), db.Pool)
 	require.NoError(t, err)
 	return all
 }
@@ -121,7 +122,7 @@ func TestWorkers_HandlersThatDoNotReturn(t *testing.T) {
 	require.Len(t, waiting, 1)
 	require.Contains(t, waiting[0].Detail, `1 slot is held by handlers of ["stubborn"] that do not return although their context has ended`)
 	require.Contains(t, waiting[0].Advice, "end that process")
-	e := must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, next))
+	e := must[onceqops.Explanation](t)(onceqops.New(db.Queue).Explain(t.Context(), db.Pool, next))
 	require.Contains(t, e.String(), `1 slot is held by handlers of ["stubborn"] that do not return`)
 	close(finish)
 	eventually(t, "the other job", func() bool { return sqlOne[int](t, db, `select count(*) from onceq.jobs`) == 0 })
@@ -155,7 +156,7 @@ func TestWorkers_APoolThatIsTooSmall(t *testing.T) {
 	require.Contains(t, waiting[0].Detail, "the workers' pool allows no more at once")
 	require.Contains(t, waiting[0].Advice, "raise the pool's MaxConns")
 	id := sqlOne[int64](t, db, `select max(id) from onceq.jobs where leased_until is null`)
-	require.Contains(t, must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, id)).String(), "raise the pools' MaxConns")
+	require.Contains(t, must[onceqops.Explanation](t)(onceqops.New(db.Queue).Explain(t.Context(), db.Pool, id)).String(), "raise the pools' MaxConns")
 
 	// One that waits for connections all the time is a finding.
 	sqlRun(t, db, `update onceq.workers set pool = jsonb_set(pool, '{wait}', '240000000000')`)
@@ -174,8 +175,8 @@ func TestWorkers_NoneHasAConnection(t *testing.T) {
 	sqlRun(t, db, `update onceq.workers set pool = '{"conns": 4, "wait": 60000000000}'`)
 	id := add(t, db, onceq.Job{})
 	sqlRun(t, db, `update onceq.jobs set run_at = now() - interval '2 minutes'`)
-	e := must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, id))
-	require.Equal(t, onceq.CauseFull, e.Cause())
+	e := must[onceqops.Explanation](t)(onceqops.New(db.Queue).Explain(t.Context(), db.Pool, id))
+	require.Equal(t, onceqops.CauseFull, e.Cause())
 	const why = "their processes wait for connections of their pools"
 	require.Contains(t, e.String(), why+", and handlers that need one do not start; raise the pool's MaxConns")
 	waiting := findings(t, db, "waiting")
@@ -185,7 +186,7 @@ func TestWorkers_NoneHasAConnection(t *testing.T) {
 
 	// One of two has some.
 	workerRow(t, db, 2, `{"default": 3}`, "k", "1 second")
-	require.NotContains(t, must[onceq.Explanation](t)(db.Queue.Explain(t.Context(), db.Pool, id)).String(), why)
+	require.NotContains(t, must[onceqops.Explanation](t)(onceqops.New(db.Queue).Explain(t.Context(), db.Pool, id)).String(), why)
 }
 
 // Handlers without a transaction, or the application itself, have all connections of the pool: the log warns of that, too, and the row
@@ -215,7 +216,7 @@ func TestWorkers_WaitForConnections(t *testing.T) {
 	})
 	require.Contains(t, w.logged(), `connections=2 "by handlers' transactions"=0`)
 	eventually(t, "a row that says so", func() bool { // it is written when the handler is given up, at the latest a minute later
-		all, err := db.Queue.Workers(t.Context(), conn)
+		all, err := onceqops.New(db.Queue).Workers(t.Context(), conn)
 		require.NoError(t, err)
 		return len(all) == 1 && all[0].Pool.Wait > 0 && all[0].Pool.Conns == 2
 	})

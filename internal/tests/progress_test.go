@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -38,11 +39,11 @@ func TestProgress_ABeatWritesTheLatestReport(t *testing.T) {
 	}
 	p := must[onceq.JobInfo](t)(db.Queue.Get(ctx, db.Pool, id)).Progress
 	require.Equal(t, [3]any{int64(7), int64(10), "rows"}, [3]any{p.Done, p.Total, p.Note})
-	r := explained(t, db, id, onceq.CauseRunning)[0]
+	r := explained(t, db, id, onceqops.CauseRunning)[0]
 	require.Contains(t, r.Text, "7 of 10")
 	require.True(t, r.Since.Before(r.Beat), "%s, %s: a beat has been", r.Since, r.Beat)
 	require.False(t, p.At.Before(r.Since))
-	list := must[[]onceq.JobInfo](t)(db.Queue.List(ctx, db.Pool, onceq.Filter{}))
+	list := must[[]onceq.JobInfo](t)(onceqops.New(db.Queue).List(ctx, db.Pool, onceqops.Filter{}))
 	require.Equal(t, int64(7), list[0].Progress.Done)
 	close(step)
 	until(t, db, noJobs)
@@ -78,7 +79,7 @@ func TestProgress_OfTheLatestRunOnly(t *testing.T) {
 	require.NotNil(t, progress(), "until the job is claimed again")
 	l = claim()
 	require.Nil(t, progress())
-	require.True(t, explained(t, db, id, onceq.CauseRunning)[0].Since.IsZero(), "an earlier run's time is not this one's")
+	require.True(t, explained(t, db, id, onceqops.CauseRunning)[0].Since.IsZero(), "an earlier run's time is not this one's")
 
 	var bad *onceq.InvalidError
 	require.ErrorAs(t, l.Progress(-1, 0, ""), &bad)

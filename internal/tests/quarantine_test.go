@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -291,7 +292,7 @@ func TestQuarantine_AClaimTakesOnlyTheJobsOfItsQueueAndKinds(t *testing.T) {
 		return nil
 	}))
 	receive(t, held)
-	moved, err := db.Queue.Move(t.Context(), db.Pool, ids[0], "elsewhere")
+	moved, err := onceqops.New(db.Queue).Move(t.Context(), db.Pool, ids[0], "elsewhere")
 	require.NoError(t, err)
 	require.True(t, moved)
 	sqlRun(t, db, `update onceq.jobs set kind = 'other' where id = $1`, ids[1])

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -27,10 +28,10 @@ func TestCheck_RowsThatAreAlwaysThere(t *testing.T) {
 		require.NoError(t, err)
 	}
 	workerRow(t, db, 1, `{"default": 3}`, "k", "1 second")
-	waits := map[onceq.Cause]int64{
-		onceq.CauseLane:  add(t, db, onceq.Job{Lane: "a"}),
-		onceq.CauseLimit: add(t, db, onceq.Job{Limit: "l"}),
-		onceq.CauseAfter: add(t, db, onceq.Job{After: []onceq.JobRef{{ID: add(t, db, onceq.Job{})}}}),
+	waits := map[onceqops.Cause]int64{
+		onceqops.CauseLane:  add(t, db, onceq.Job{Lane: "a"}),
+		onceqops.CauseLimit: add(t, db, onceq.Job{Limit: "l"}),
+		onceqops.CauseAfter: add(t, db, onceq.Job{After: []onceq.JobRef{{ID: add(t, db, onceq.Job{})}}}),
 	}
 	said := len(log.String())
 	for _, emptied := range []string{
@@ -40,7 +41,7 @@ func TestCheck_RowsThatAreAlwaysThere(t *testing.T) {
 		require.Empty(t, findings(t, db, "missing_rows"), emptied)
 		own(emptied)
 		for cause, id := range waits {
-			require.Contains(t, explained(t, db, id, onceq.CauseRows, cause)[0].Advice, "Queue.Check puts the rows back")
+			require.Contains(t, explained(t, db, id, onceqops.CauseRows, cause)[0].Advice, "Queue.Check puts the rows back")
 		}
 		found := findings(t, db, "missing_rows")
 		require.Len(t, found, 1)

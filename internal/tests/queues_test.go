@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -385,12 +386,12 @@ func TestCitus_AWorkerOfSeveralQueues(t *testing.T) {
 		require.Equal(t, "c", receive(t, ran))
 	}
 	id := add(t, db, onceq.Job{Queue: "elsewhere"})
-	moved, err := db.Queue.Move(t.Context(), db.Pool, id, "a")
+	moved, err := onceqops.New(db.Queue).Move(t.Context(), db.Pool, id, "a")
 	require.NoError(t, err)
 	require.True(t, moved)
 	require.Equal(t, "a", receive(t, ran))
 	add(t, db, onceq.Job{Queue: "elsewhere"})
-	n, err := db.Queue.MoveMany(t.Context(), db.Pool, onceq.Filter{Queue: "elsewhere"}, "b")
+	n, err := onceqops.New(db.Queue).MoveMany(t.Context(), db.Pool, onceqops.Filter{Queue: "elsewhere"}, "b")
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, "b", receive(t, ran))
@@ -493,7 +494,7 @@ func TestQueues_MetadataWrittenByHandStopsNoJob(t *testing.T) {
 	sqlRun(t, db, `update onceq.jobs set metadata = '{"tenant": 5, "name": "n", "more": {"a": [1]}}' where queue = 'a'`)
 	sqlRun(t, db, `update onceq.jobs set metadata = '[1]' where queue = 'b'`)
 	want := map[string]string{"tenant": "5", "name": "n", "more": `{"a": [1]}`}
-	list, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{Queue: "a"})
+	list, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{Queue: "a"})
 	require.NoError(t, err)
 	require.Equal(t, want, list[0].Metadata)
 	ran := make(chan *onceq.Lease, 3)

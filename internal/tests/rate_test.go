@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -208,7 +209,7 @@ func TestLimit_NoBurstOfMovedJobs(t *testing.T) {
 	require.NoError(t, err)
 	moved := 0
 	eventually(t, "all are moved", func() bool { // one that a worker lets in at that moment is locked, and stays for the next call
-		n, err := db.Queue.MoveMany(ctx, db.Pool, onceq.Filter{Kind: limitedAlone.Name, Queue: onceq.DefaultQueue}, elsewhere.Queue)
+		n, err := onceqops.New(db.Queue).MoveMany(ctx, db.Pool, onceqops.Filter{Kind: limitedAlone.Name, Queue: onceq.DefaultQueue}, elsewhere.Queue)
 		require.NoError(t, err)
 		moved += n
 		return moved == jobs
@@ -558,7 +559,7 @@ func TestLimit_BurstOfASlowRate(t *testing.T) {
 			live, waiting := laneLive(t, db)
 			require.Equal(t, []int{c.burst, 2}, []int{live, waiting})
 			first := sqlOne[time.Time](t, db, `select min(run_at) from onceq.jobs`)
-			next, err := db.Queue.Limit(t.Context(), db.Pool, "provider")
+			next, err := onceqops.New(db.Queue).Limit(t.Context(), db.Pool, "provider")
 			require.NoError(t, err)
 			late := 100 * time.Millisecond
 			if c.burst == 1 && c.limit.Max == 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -82,7 +83,7 @@ func TestReaperLeavesWhatIsUnfinished(t *testing.T) {
 		t.Fatal(i.State)
 	}
 	// While the dead job stays, the invariants want a fence for it only if its key is taken.
-	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), db.Pool, dead))
+	wantState(t, onceq.StateWaiting)(onceqops.New(db.Queue).Redrive(t.Context(), db.Pool, dead))
 }
 
 // A fence is made permanent after the Reaper's statement saw it and before its turn comes. A trigger on the row before
@@ -285,7 +286,7 @@ func TestReaperEffects(t *testing.T) {
 		t.Fatalf("%d effects are left: all of the dead job", n)
 	}
 	repairExec(t, db, `update onceq.job_fences set state = 2 where state = 6`) // a held effect would prevent the redrive
-	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(ctx, db.Pool, dead))
+	wantState(t, onceq.StateWaiting)(onceqops.New(db.Queue).Redrive(ctx, db.Pool, dead))
 	reap(t, r, onceq.Reaped{})
 	ago(t, db, "1 year")
 	reap(t, r, onceq.Reaped{})

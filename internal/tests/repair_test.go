@@ -18,10 +18,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Helpers for the tests of reaper.go, health.go, inspect.go, cancel.go and redrive.go.
+// Helpers for the tests of reaper.go, inspect.go, cancel.go and of package onceqops.
 
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
@@ -264,21 +265,21 @@ func TestRetry(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	_, err := q.Retry(ctx, db.Pool, 1)
+	_, err := onceqops.New(q).Retry(ctx, db.Pool, 1)
 	wantError(t, err, onceq.ErrNotFound)
 
 	id := repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
-	wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Retry(ctx, db.Pool, id))
 	l := repairClaim(t, db)
-	wantState(t, onceq.StateRunning)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateRunning)(onceqops.New(q).Retry(ctx, db.Pool, id))
 	if err := l.Fail(ctx, errors.New("no")); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateRetrying)(onceqops.New(q).Retry(ctx, db.Pool, id))
 	if err := repairClaim(t, db).Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, onceq.StateDead)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateDead)(onceqops.New(q).Retry(ctx, db.Pool, id))
 }
 
 func TestRedrive(t *testing.T) {
@@ -293,15 +294,15 @@ func TestRedrive(t *testing.T) {
 			// Until it is redriven, a dead job without its fence violates the invariants.
 			db := queuetest.New(t)
 			ctx, q := t.Context(), db.Queue
-			_, err := q.Redrive(ctx, db.Pool, 1)
+			_, err := onceqops.New(q).Redrive(ctx, db.Pool, 1)
 			wantError(t, err, onceq.ErrNotFound)
 
 			id := repairDead(t, db, onceq.Job{Key: "a", Payload: 1, Metadata: map[string]string{"m": "1"}})
 			before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 			repairExec(t, db, `insert into onceq.job_cancels values ($1, now())`, id)
 			repairExec(t, db, prepare)
-			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
-			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 			if r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "mail", Key: "a", Payload: 1})); !r.Duplicate || r.ID != id {
 				t.Fatalf("the key of a redriven job: %+v", r)
 			}
@@ -340,11 +341,11 @@ func TestRedrive_AJobWhoseClaimsAreUsedUp(t *testing.T) {
 	if runs != 1 || i.State != onceq.StateDead {
 		t.Fatalf("%d runs, %s", runs, i.State)
 	}
-	_, err := q.Redrive(ctx, db.Pool, id)
+	_, err := onceqops.New(q).Redrive(ctx, db.Pool, id)
 	if err == nil || errors.Is(err, onceq.ErrHeld) || !strings.Contains(err.Error(), "enqueue a new job") {
 		t.Fatal(err)
 	}
-	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true})
+	n, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true})
 	if n != 1 || taken != 0 || err == nil || errors.Is(err, onceq.ErrHeld) {
 		t.Fatal(n, taken, err)
 	}
@@ -354,7 +355,7 @@ func TestRedrive_AJobWhoseClaimsAreUsedUp(t *testing.T) {
 	if s := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).State; s != onceq.StateDead {
 		t.Fatal(s)
 	}
-	fenceOK(t, "Discard", q.Discard(ctx, db.Pool, id))
+	fenceOK(t, "Discard", onceqops.New(q).Discard(ctx, db.Pool, id))
 	if r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, work.Job(1))); r.Duplicate {
 		t.Fatalf("%+v", r)
 	}
@@ -368,7 +369,7 @@ func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 	later := repairEnqueue(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
 	refused := func(want onceq.State) {
 		t.Helper()
-		_, err := q.Redrive(ctx, db.Pool, old)
+		_, err := onceqops.New(q).Redrive(ctx, db.Pool, old)
 		var dup *onceq.DuplicateError
 		if !errors.As(err, &dup) || dup.Existing.ID != later || dup.Existing.State != want || dup.Key != "a" {
 			t.Fatalf("error %v, want the facts of job %d, %s", err, later, want)
@@ -383,7 +384,7 @@ func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 	}
 	refused(onceq.StateCompleted) // its key is free, but its work is done under a larger token
 
-	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true})
+	n, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true})
 	if err != nil || n != 0 || taken != 1 {
 		t.Fatalf("%d redriven, %d taken, error %v", n, taken, err)
 	}
@@ -402,7 +403,7 @@ func TestTrapRedriveMeetsAnEnqueue(t *testing.T) {
 			if r.Duplicate {
 				t.Fatalf("%+v", r)
 			}
-			redrive := background(func() (onceq.State, error) { return db.Queue.Redrive(t.Context(), db.Pool, old) })
+			redrive := background(func() (onceq.State, error) { return onceqops.New(db.Queue).Redrive(t.Context(), db.Pool, old) })
 			waitBlocked(t, db)
 			commit(t, tx)
 			_, err := redrive()
@@ -417,7 +418,7 @@ func TestTrapRedriveMeetsAnEnqueue(t *testing.T) {
 			old := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
 			repairExec(t, db, prepare)
 			tx := begin(t, db)
-			wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), tx, old))
+			wantState(t, onceq.StateWaiting)(onceqops.New(db.Queue).Redrive(t.Context(), tx, old))
 			enqueue := background(func() (onceq.Result, error) {
 				return db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Key: "a"})
 			})
@@ -437,21 +438,21 @@ func TestTrapDiscardMeetsARedrive(t *testing.T) {
 	id := repairDead(t, db, onceq.Job{Key: "a"})
 
 	tx := begin(t, db)
-	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, tx, id))
-	discard := background(func() (int, error) { return 0, q.Discard(ctx, db.Pool, id) })
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, tx, id))
+	discard := background(func() (int, error) { return 0, onceqops.New(q).Discard(ctx, db.Pool, id) })
 	waitBlocked(t, db)
 	commit(t, tx)
 	_, err := discard()
-	wantError(t, err, onceq.ErrUnfinished)
+	wantError(t, err, onceqops.ErrUnfinished)
 
 	if err := repairClaim(t, db).Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
 		t.Fatal(err)
 	}
 	tx = begin(t, db)
-	if err := q.Discard(ctx, tx, id); err != nil {
+	if err := onceqops.New(q).Discard(ctx, tx, id); err != nil {
 		t.Fatal(err)
 	}
-	redrive := background(func() (onceq.State, error) { return q.Redrive(ctx, db.Pool, id) })
+	redrive := background(func() (onceq.State, error) { return onceqops.New(q).Redrive(ctx, db.Pool, id) })
 	waitBlocked(t, db)
 	commit(t, tx)
 	_, err = redrive()
@@ -462,17 +463,17 @@ func TestDiscard(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	wantError(t, q.Discard(ctx, db.Pool, 1), onceq.ErrNotFound)
+	wantError(t, onceqops.New(q).Discard(ctx, db.Pool, 1), onceq.ErrNotFound)
 
 	id := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.Forever})
 	// Effects of this job, and of a job whose id begins with the same digits.
 	repairExec(t, db, `insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, detail)
 		select 3, 'default', i || '/charge', s, i, i << 20, now(), 0, 'why' from unnest(array[$1::bigint, $1 * 10]) i, generate_series(2, 2) s`, id)
 	token := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Token
-	if err := q.Discard(ctx, db.Pool, id); err != nil {
+	if err := onceqops.New(q).Discard(ctx, db.Pool, id); err != nil {
 		t.Fatal(err)
 	}
-	wantError(t, q.Discard(ctx, db.Pool, id), onceq.ErrNotFound)
+	wantError(t, onceqops.New(q).Discard(ctx, db.Pool, id), onceq.ErrNotFound)
 	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class = 3 and job_id = $1`, id*10); n != 1 {
 		t.Fatal("an effect of another job is gone")
 	}
@@ -483,7 +484,7 @@ func TestDiscard(t *testing.T) {
 		t.Fatal("the fence's token is forgotten")
 	}
 	later := repairEnqueue(t, db, onceq.Job{Key: "a", Payload: "another"})
-	wantError(t, q.Discard(ctx, db.Pool, later), onceq.ErrUnfinished)
+	wantError(t, onceqops.New(q).Discard(ctx, db.Pool, later), onceqops.ErrUnfinished)
 	if l := repairClaim(t, db); l.Token <= token {
 		t.Fatalf("token %d after %d", l.Token, token)
 	}
@@ -507,19 +508,19 @@ func TestCancelMany(t *testing.T) {
 	must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs))
 	other := repairEnqueue(t, db, onceq.Job{Kind: "send", Key: "1", Scope: "campaign 2"})
 	leases := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "bulk", Limit: 3}))
-	cancel := func(in onceq.DB, f onceq.Filter, want, wantAsked int) {
+	cancel := func(in onceq.DB, f onceqops.Filter, want, wantAsked int) {
 		t.Helper()
-		if got, asked, err := q.CancelMany(ctx, in, f); err != nil || got != want || asked != wantAsked {
+		if got, asked, err := onceqops.New(q).CancelMany(ctx, in, f); err != nil || got != want || asked != wantAsked {
 			t.Fatalf("%d cancelled, %d asked, error %v; want %d and %d", got, asked, err, want, wantAsked)
 		}
 	}
 	var bad *onceq.InvalidError
-	for _, f := range []onceq.Filter{{}, {Limit: 1, States: []onceq.State{onceq.StateWaiting}}, {Kind: "send", States: []onceq.State{onceq.StateDead}}, {Kind: "send", Limit: -1}, {Kind: "\xff"}} {
-		if _, _, err := q.CancelMany(ctx, db.Pool, f); !errors.As(err, &bad) {
+	for _, f := range []onceqops.Filter{{}, {Limit: 1, States: []onceq.State{onceq.StateWaiting}}, {Kind: "send", States: []onceq.State{onceq.StateDead}}, {Kind: "send", Limit: -1}, {Kind: "\xff"}} {
+		if _, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Errorf("%+v: %v", f, err)
 		}
 	}
-	mine := onceq.Filter{Kind: "send", Queue: "bulk", Scope: "campaign 1"}
+	mine := onceqops.Filter{Kind: "send", Queue: "bulk", Scope: "campaign 1"}
 	some := mine
 	some.Limit, some.States = 510, []onceq.State{onceq.StateDelayed}
 	cancel(db.Pool, some, 510, 0)
@@ -552,7 +553,7 @@ func TestCancelMany(t *testing.T) {
 			t.Errorf("job %d is %s, want %s", id, i.State, want)
 		}
 	}
-	if got, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{Scope: "campaign 1", States: []onceq.State{onceq.StateCancelled}}); err != nil || got != n-2 || taken != 0 {
+	if got, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{Scope: "campaign 1", States: []onceq.State{onceq.StateCancelled}}); err != nil || got != n-2 || taken != 0 {
 		t.Errorf("%d redriven, %d taken, error %v", got, taken, err)
 	}
 }
@@ -583,17 +584,17 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	}
 	fatal()
 	repairEnqueue(t, db, onceq.Job{Kind: "kind0", Key: "k0", Scope: "tenant", Delay: time.Hour})
-	redrive := func(f onceq.Filter, want, wantTaken int) {
+	redrive := func(f onceqops.Filter, want, wantTaken int) {
 		t.Helper()
-		if got, taken, err := q.RedriveMany(ctx, db.Pool, f); err != nil || got != want || taken != wantTaken {
+		if got, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, f); err != nil || got != want || taken != wantTaken {
 			t.Fatalf("%d redriven, %d taken, error %v; want %d and %d", got, taken, err, want, wantTaken)
 		}
 	}
-	redrive(onceq.Filter{All: true, Limit: 510}, 510, 0)
-	redrive(onceq.Filter{All: true, States: []onceq.State{onceq.StateHeld}}, 0, 0)
-	redrive(onceq.Filter{Queue: "none"}, 0, 0)
-	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // there are 602 of that kind, and 255 of them were among the first
-	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
+	redrive(onceqops.Filter{All: true, Limit: 510}, 510, 0)
+	redrive(onceqops.Filter{All: true, States: []onceq.State{onceq.StateHeld}}, 0, 0)
+	redrive(onceqops.Filter{Queue: "none"}, 0, 0)
+	redrive(onceqops.Filter{Kind: "kind0"}, 346, 1) // there are 602 of that kind, and 255 of them were among the first
+	redrive(onceqops.Filter{Scope: "tenant"}, n-510-346-1, 1)
 	fatal()
 	enough := errors.New("enough")
 	var tried []int
@@ -604,17 +605,17 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 		}
 		return nil
 	}
-	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{All: true, Progress: stop}); !errors.Is(err, enough) || got != 1000 || fmt.Sprint(tried) != "[500 1000]" {
+	if got, err := onceqops.New(q).DiscardMany(ctx, db.Pool, onceqops.Filter{All: true, Progress: stop}); !errors.Is(err, enough) || got != 1000 || fmt.Sprint(tried) != "[500 1000]" {
 		t.Fatalf("%d discarded, progress %v, error %v", got, tried, err)
 	}
-	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{All: true}); err != nil || got != n-1000 {
+	if got, err := onceqops.New(q).DiscardMany(ctx, db.Pool, onceqops.Filter{All: true}); err != nil || got != n-1000 {
 		t.Fatalf("%d discarded, error %v", got, err)
 	}
 	var bad *onceq.InvalidError
-	if _, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCompleted}}); !errors.As(err, &bad) {
+	if _, _, err := onceqops.New(q).RedriveMany(ctx, db.Pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateCompleted}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
 	}
-	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateWaiting}}); !errors.As(err, &bad) {
+	if _, err := onceqops.New(q).DiscardMany(ctx, db.Pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateWaiting}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
 	}
 }
@@ -630,23 +631,23 @@ func TestRetryMany(t *testing.T) {
 	}
 	delayed := repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
 	repairEnqueue(t, db, onceq.Job{Kind: "sms", Delay: time.Hour})
-	if n := must[int](t)(q.RetryMany(ctx, db.Pool, onceq.Filter{Kind: "mail"})); n != 1 {
+	if n := must[int](t)(onceqops.New(q).RetryMany(ctx, db.Pool, onceqops.Filter{Kind: "mail"})); n != 1 {
 		t.Fatalf("%d retried", n)
 	}
 	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, failed)); i.RunAt.After(time.Now().Add(time.Minute)) {
 		t.Fatalf("due at %v", i.RunAt)
 	}
 	wantState(t, onceq.StateDelayed)(stateOf(q.Get(ctx, db.Pool, delayed)))
-	if n := must[int](t)(q.RetryMany(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDelayed}})); n != 2 {
+	if n := must[int](t)(onceqops.New(q).RetryMany(ctx, db.Pool, onceqops.Filter{Queue: "default", States: []onceq.State{onceq.StateDelayed}})); n != 2 {
 		t.Fatalf("%d retried", n)
 	}
 	wantState(t, onceq.StateWaiting)(stateOf(q.Get(ctx, db.Pool, delayed)))
-	if n := must[int](t)(q.RetryMany(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateRetrying}})); n != 0 {
+	if n := must[int](t)(onceqops.New(q).RetryMany(ctx, db.Pool, onceqops.Filter{Queue: "default", States: []onceq.State{onceq.StateRetrying}})); n != 0 {
 		t.Fatalf("%d of those that are due were retried", n)
 	}
 	var bad *onceq.InvalidError
-	for _, f := range []onceq.Filter{{}, {Kind: "mail", States: []onceq.State{onceq.StateDead}}} {
-		if _, err := q.RetryMany(ctx, db.Pool, f); !errors.As(err, &bad) {
+	for _, f := range []onceqops.Filter{{}, {Kind: "mail", States: []onceq.State{onceq.StateDead}}} {
+		if _, err := onceqops.New(q).RetryMany(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Fatalf("error %v", err)
 		}
 	}
@@ -668,23 +669,23 @@ func TestRepairInEveryQueryMode(t *testing.T) {
 			ctx, q := t.Context(), db.Queue
 			id := repairDead(t, db, onceq.Job{Key: "a", Metadata: map[string]string{"m": "1"}})
 			repairEnqueue(t, db, onceq.Job{Payload: []byte{0}, Delay: time.Hour})
-			if l := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDead, onceq.StateDelayed}})); len(l) != 2 ||
+			if l := must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{Queue: "default", States: []onceq.State{onceq.StateDead, onceq.StateDelayed}})); len(l) != 2 ||
 				len(l[0].Bytes) != 1 || l[1].Metadata["m"] != "1" || len(l[1].Errors) != 1 {
 				t.Fatalf("%+v", l)
 			}
-			if s := must[[]onceq.QueueStats](t)(q.Stats(ctx)); len(s) != 1 || s[0].Dead != 1 || s[0].Delayed != 1 {
+			if s := must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(ctx)); len(s) != 1 || s[0].Dead != 1 || s[0].Delayed != 1 {
 				t.Fatalf("%+v", s)
 			}
-			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
-			wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(onceqops.New(q).Retry(ctx, db.Pool, id))
 			wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 			tx := begin(t, db)
-			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.StateCancelled}, Scope: "mail", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
+			if n, taken, err := onceqops.New(q).RedriveMany(ctx, tx, onceqops.Filter{States: []onceq.State{onceq.StateCancelled}, Scope: "mail", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
 				t.Fatal(n, taken, err)
 			}
 			commit(t, tx)
 			wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
-			if err := q.Discard(ctx, db.Pool, id); err != nil {
+			if err := onceqops.New(q).Discard(ctx, db.Pool, id); err != nil {
 				t.Fatal(err)
 			}
 			i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
@@ -708,26 +709,32 @@ func TestManyJobs_AFilterThatNamesNothing(t *testing.T) {
 	dead := repairDead(t, db, onceq.Job{})
 	slices.Reverse(ids)
 	type call struct {
-		would func(onceq.Filter) (onceq.Choice, error)
-		does  func(onceq.Filter) (int, error)
+		would func(onceqops.Filter) (onceqops.Choice, error)
+		does  func(onceqops.Filter) (int, error)
 	}
 	calls := map[string]call{
-		"cancel": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldCancel(ctx, db.Pool, f) },
-			func(f onceq.Filter) (int, error) { n, _, err := q.CancelMany(ctx, db.Pool, f); return n, err }},
-		"retry": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldRetry(ctx, db.Pool, f) },
-			func(f onceq.Filter) (int, error) { return q.RetryMany(ctx, db.Pool, f) }},
-		"redrive": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldRedrive(ctx, db.Pool, f) },
-			func(f onceq.Filter) (int, error) { n, _, err := q.RedriveMany(ctx, db.Pool, f); return n, err }},
-		"discard": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldDiscard(ctx, db.Pool, f) },
-			func(f onceq.Filter) (int, error) { return q.DiscardMany(ctx, db.Pool, f) }},
-		"resolve": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldResolve(ctx, db.Pool, f) },
-			func(f onceq.Filter) (int, error) {
-				n, _, err := q.ResolveMany(ctx, db.Pool, f, "", onceq.NeverApplied())
+		"cancel": {func(f onceqops.Filter) (onceqops.Choice, error) { return onceqops.New(q).WouldCancel(ctx, db.Pool, f) },
+			func(f onceqops.Filter) (int, error) {
+				n, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, f)
+				return n, err
+			}},
+		"retry": {func(f onceqops.Filter) (onceqops.Choice, error) { return onceqops.New(q).WouldRetry(ctx, db.Pool, f) },
+			func(f onceqops.Filter) (int, error) { return onceqops.New(q).RetryMany(ctx, db.Pool, f) }},
+		"redrive": {func(f onceqops.Filter) (onceqops.Choice, error) { return onceqops.New(q).WouldRedrive(ctx, db.Pool, f) },
+			func(f onceqops.Filter) (int, error) {
+				n, _, err := onceqops.New(q).RedriveMany(ctx, db.Pool, f)
+				return n, err
+			}},
+		"discard": {func(f onceqops.Filter) (onceqops.Choice, error) { return onceqops.New(q).WouldDiscard(ctx, db.Pool, f) },
+			func(f onceqops.Filter) (int, error) { return onceqops.New(q).DiscardMany(ctx, db.Pool, f) }},
+		"resolve": {func(f onceqops.Filter) (onceqops.Choice, error) { return onceqops.New(q).WouldResolve(ctx, db.Pool, f) },
+			func(f onceqops.Filter) (int, error) {
+				n, _, err := onceqops.New(q).ResolveMany(ctx, db.Pool, f, "", onceq.NeverApplied())
 				return n, err
 			}},
 	}
 	for name, c := range calls {
-		for _, f := range []onceq.Filter{{}, {Limit: 1}, {CreatedBefore: time.Now()}, {Kind: "mail", Limit: -1}, {Kind: "mail", States: []onceq.State{0}}} {
+		for _, f := range []onceqops.Filter{{}, {Limit: 1}, {CreatedBefore: time.Now()}, {Kind: "mail", Limit: -1}, {Kind: "mail", States: []onceq.State{0}}} {
 			var bad *onceq.InvalidError
 			if _, err := c.would(f); !errors.As(err, &bad) {
 				t.Errorf("would %s with %+v: %v", name, f, err)
@@ -739,23 +746,23 @@ func TestManyJobs_AFilterThatNamesNothing(t *testing.T) {
 	}
 	for _, x := range []struct {
 		name   string
-		filter onceq.Filter
+		filter onceqops.Filter
 		count  int
 		ids    []int64
 	}{
-		{"resolve", onceq.Filter{All: true}, 0, nil},
-		{"retry", onceq.Filter{All: true}, 0, nil},
-		{"redrive", onceq.Filter{Kind: "mail"}, 1, []int64{dead}},
-		{"discard", onceq.Filter{IDs: []int64{dead, ids[0]}}, 1, []int64{dead}},
-		{"cancel", onceq.Filter{All: true, Limit: 2}, 2, ids[:2]},
-		{"cancel", onceq.Filter{All: true}, 103, ids[:100]},
+		{"resolve", onceqops.Filter{All: true}, 0, nil},
+		{"retry", onceqops.Filter{All: true}, 0, nil},
+		{"redrive", onceqops.Filter{Kind: "mail"}, 1, []int64{dead}},
+		{"discard", onceqops.Filter{IDs: []int64{dead, ids[0]}}, 1, []int64{dead}},
+		{"cancel", onceqops.Filter{All: true, Limit: 2}, 2, ids[:2]},
+		{"cancel", onceqops.Filter{All: true}, 103, ids[:100]},
 	} {
 		got, err := calls[x.name].would(x.filter)
 		if err != nil || got.Count != x.count || !slices.Equal(got.IDs, x.ids) {
 			t.Errorf("would %s: %+v, error %v; want %d: %d", x.name, got, err, x.count, x.ids)
 		}
 	}
-	if n, err := calls["cancel"].does(onceq.Filter{All: true}); err != nil || n != 103 {
+	if n, err := calls["cancel"].does(onceqops.Filter{All: true}); err != nil || n != 103 {
 		t.Fatalf("%d cancelled, %v", n, err)
 	}
 }
@@ -768,9 +775,9 @@ func TestCancelMany_AStateNamedAgain(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 	waits := repairEnqueue(t, db, onceq.Job{Kind: "send", Queue: "q"})
 	later := repairEnqueue(t, db, onceq.Job{Kind: "send", Queue: "q", Delay: time.Hour})
-	f := onceq.Filter{Queue: "q", States: []onceq.State{onceq.StateDelayed, onceq.StateDelayed, onceq.StateDelayed, onceq.StateDelayed}}
-	require.Equal(t, 1, must[int](t)(q.Count(ctx, db.Pool, f)))
-	n, asked, err := q.CancelMany(ctx, db.Pool, f)
+	f := onceqops.Filter{Queue: "q", States: []onceq.State{onceq.StateDelayed, onceq.StateDelayed, onceq.StateDelayed, onceq.StateDelayed}}
+	require.Equal(t, 1, must[int](t)(onceqops.New(q).Count(ctx, db.Pool, f)))
+	n, asked, err := onceqops.New(q).CancelMany(ctx, db.Pool, f)
 	require.NoError(t, err)
 	require.Equal(t, []int{1, 0}, []int{n, asked})
 	require.Equal(t, onceq.StateWaiting, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, waits)).State)
@@ -798,7 +805,7 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 	require.NoError(t, err)
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k"})
 	require.NoError(t, err)
-	n, asked, err := db.Queue.CancelMany(t.Context(), db.Pool, onceq.Filter{Kind: "k", States: []onceq.State{onceq.StateWaiting}})
+	n, asked, err := onceqops.New(db.Queue).CancelMany(t.Context(), db.Pool, onceqops.Filter{Kind: "k", States: []onceq.State{onceq.StateWaiting}})
 	require.NoError(t, err)
 	require.NoError(t, receive(t, claimed))
 	require.Equal(t, []int{0, 0}, []int{n, asked})
@@ -809,9 +816,9 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 // more than one part; it stands between two parts until then, of another transaction, waits or has ended. before is what that
 // transaction has done already.
 type meeting struct {
-	first        func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error
+	first        func(ctx context.Context, tx pgx.Tx, filter onceqops.Filter) error
 	before, then func(ctx context.Context, tx pgx.Tx) error
-	filter       onceq.Filter
+	filter       onceqops.Filter
 }
 
 func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
@@ -830,32 +837,32 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 		return ids
 	}
 	cancelled := func(ids ...int64) []int64 {
-		_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: ids})
+		_, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{IDs: ids})
 		require.NoError(t, err)
 		return ids
 	}
-	past := func(ids ...int64) onceq.Filter {
-		return onceq.Filter{IDs: ids, States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}
+	past := func(ids ...int64) onceqops.Filter {
+		return onceqops.Filter{IDs: ids, States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}
 	}
-	redrive := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
-		_, _, err := q.RedriveMany(ctx, tx, filter)
+	redrive := func(ctx context.Context, tx pgx.Tx, filter onceqops.Filter) error {
+		_, _, err := onceqops.New(q).RedriveMany(ctx, tx, filter)
 		return err
 	}
-	discard := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
-		_, err := q.DiscardMany(ctx, tx, filter)
+	discard := func(ctx context.Context, tx pgx.Tx, filter onceqops.Filter) error {
+		_, err := onceqops.New(q).DiscardMany(ctx, tx, filter)
 		return err
 	}
-	resolve := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
-		_, _, err := q.ResolveMany(ctx, tx, filter, "", onceq.NeverApplied())
+	resolve := func(ctx context.Context, tx pgx.Tx, filter onceqops.Filter) error {
+		_, _, err := onceqops.New(q).ResolveMany(ctx, tx, filter, "", onceq.NeverApplied())
 		return err
 	}
-	cancel := func(ctx context.Context, tx pgx.Tx, filter onceq.Filter) error {
-		_, _, err := q.CancelMany(ctx, tx, filter)
+	cancel := func(ctx context.Context, tx pgx.Tx, filter onceqops.Filter) error {
+		_, _, err := onceqops.New(q).CancelMany(ctx, tx, filter)
 		return err
 	}
 	// The oldest of the jobs, and some that belong to the newest part of them.
 	oldest := func(ids []int64) []int64 { return ids[:many-450] }
-	same := func(ids []int64, filter func(...int64) onceq.Filter, call func(context.Context, pgx.Tx, onceq.Filter) error) meeting {
+	same := func(ids []int64, filter func(...int64) onceqops.Filter, call func(context.Context, pgx.Tx, onceqops.Filter) error) meeting {
 		return meeting{filter: filter(ids...), first: call, then: func(ctx context.Context, tx pgx.Tx) error { return call(ctx, tx, filter(oldest(ids)...)) }}
 	}
 
@@ -919,14 +926,14 @@ func TestRepairs_ForManyLockInOneOrder(t *testing.T) {
 	require.NoError(t, err)
 	redriveBack := func(ctx context.Context, tx pgx.Tx) error { return redrive(ctx, tx, past(back...)) }
 	redriveOne := func(id int64) func(context.Context, pgx.Tx) error {
-		return func(ctx context.Context, tx pgx.Tx) error { _, err := q.Redrive(ctx, tx, id); return err }
+		return func(ctx context.Context, tx pgx.Tx) error { _, err := onceqops.New(q).Redrive(ctx, tx, id); return err }
 	}
 
 	for name, m := range map[string]meeting{
 		"RedriveMany": same(cancelled(enqueued("redriven")...), past, redrive),
 		"DiscardMany": same(cancelled(enqueued("discarded")...), past, discard),
 		"ResolveMany": same(cancelled(enqueued("resolved")...), past, resolve),
-		"CancelMany":  same(running, func(ids ...int64) onceq.Filter { return onceq.Filter{IDs: ids} }, cancel),
+		"CancelMany":  same(running, func(ids ...int64) onceqops.Filter { return onceqops.Filter{IDs: ids} }, cancel),
 		"that follow": {filter: past(member, follower, newer), first: redrive, then: func(ctx context.Context, tx pgx.Tx) error { return discard(ctx, tx, past(follower, newer)) }},
 		"their keys":  {filter: past(append(append([]int64{y}, between...), z)...), first: redrive, before: enqueue("y"), then: enqueue("z")},
 		"key, wait":   {filter: past(named...), first: redrive, before: enqueue(fmt.Sprintf("named %03d", many-1)), then: redriveOne(c)},
@@ -948,7 +955,7 @@ func TestRedriveMany_WaitsForNoKeyOfAnothersJob(t *testing.T) {
 			job := onceq.Job{Kind: "k", Payload: 1, Key: key}
 			ids = append(ids, must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, job)).ID)
 		}
-		_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{IDs: ids})
+		_, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{IDs: ids})
 		require.NoError(t, err)
 		return ids
 	}
@@ -969,8 +976,8 @@ func TestRedriveMany_WaitsForNoKeyOfAnothersJob(t *testing.T) {
 		to := make(chan answer, 1)
 		go func() {
 			var a answer
-			chosen := onceq.Filter{IDs: ids, States: []onceq.State{onceq.StateCancelled}}
-			a.redriven, a.taken, a.err = q.RedriveMany(ctx, db.Pool, chosen)
+			chosen := onceqops.Filter{IDs: ids, States: []onceq.State{onceq.StateCancelled}}
+			a.redriven, a.taken, a.err = onceqops.New(q).RedriveMany(ctx, db.Pool, chosen)
 			to <- a
 		}()
 		return to
@@ -1001,7 +1008,7 @@ func TestRedriveMany_RunsAgainAfterADeadlock(t *testing.T) {
 	}
 	_, err := q.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
-	_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+	_, _, err = onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{All: true})
 	require.NoError(t, err)
 	_, err = owner(t, db).Exec(ctx, `delete from onceq.job_fences where key = 'absent'`)
 	require.NoError(t, err)
@@ -1024,8 +1031,8 @@ select count(*) = $1 from pg_stat_activity
 	redriven, enqueued := make(chan [2]int, 1), make(chan error, 1)
 	failed := make(chan error, 1)
 	go func() {
-		chosen := onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}}
-		n, taken, err := q.RedriveMany(ctx, db.Pool, chosen)
+		chosen := onceqops.Filter{All: true, States: []onceq.State{onceq.StateCancelled}}
+		n, taken, err := onceqops.New(q).RedriveMany(ctx, db.Pool, chosen)
 		redriven <- [2]int{n, taken}
 		failed <- err
 	}()

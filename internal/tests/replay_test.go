@@ -23,6 +23,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -328,7 +329,7 @@ func TestPattern_TheIntentIsRecordedBeforeTheEffectAndTheOutcomeAfter(t *testing
 	var p provider
 	states := func() string {
 		var s []string
-		effects, err := db.Queue.Effects(ctx, db.Pool, id)
+		effects, err := onceqops.New(db.Queue).Effects(ctx, db.Pool, id)
 		fenceOK(t, "Effects", err)
 		for _, e := range effects {
 			s = append(s, e.Name+" "+e.State+" "+string(e.Result))
@@ -575,13 +576,13 @@ func TestOnce_ProcessKilledBetweenIntentAndOutcome(t *testing.T) {
 				if ran || fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_history where state = 8`) != 1 {
 					t.Fatal("the job is not held")
 				}
-				effects, err := db.Queue.Effects(ctx, db.Pool, l.ID)
+				effects, err := onceqops.New(db.Queue).Effects(ctx, db.Pool, l.ID)
 				if err != nil || len(effects) != 1 || effects[0].State != "held" || effects[0].Detail == "" {
 					t.Fatal(effects, err)
 				}
-				fenceWant(t, "another effect", db.Queue.Resolve(ctx, db.Pool, l.ID, "mail", r), onceq.ErrNotFound)
-				fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, l.ID, "charge", r))
-				fenceWant(t, "Resolve again", db.Queue.Resolve(ctx, db.Pool, l.ID, "charge", r), onceq.ErrNotFound)
+				fenceWant(t, "another effect", onceqops.New(db.Queue).Resolve(ctx, db.Pool, l.ID, "mail", r), onceq.ErrNotFound)
+				fenceOK(t, "Resolve", onceqops.New(db.Queue).Resolve(ctx, db.Pool, l.ID, "charge", r))
+				fenceWant(t, "Resolve again", onceqops.New(db.Queue).Resolve(ctx, db.Pool, l.ID, "charge", r), onceq.ErrNotFound)
 				again := fenceLease(t, db)
 				if again.ID != l.ID || again.Token <= l.Token || again.IdempotencyKey("charge") != l.IdempotencyKey("charge") {
 					t.Errorf("redriven as %+v", again)
@@ -626,7 +627,7 @@ func TestOnce_LateSuccess(t *testing.T) {
 					_, err := once(onceq.Hold())
 					fenceWant(t, "Once", err, onceq.ErrHeld)
 					if meanwhile == "resolved" { // by a person who is wrong
-						fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
+						fenceOK(t, "Resolve", onceqops.New(db.Queue).Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
 					}
 				case "ran":
 					_, err := once(onceq.Policy{})
@@ -784,8 +785,8 @@ func TestOnce_ResultThatCannotBeStoredIsCompletedWithAFatalError(t *testing.T) {
 	if n := fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_history where state = 6`); n != 1 {
 		t.Error("the error is not fatal")
 	}
-	fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, id, "charge", onceq.Applied("see file 7")))
-	effects, err := db.Queue.Effects(ctx, db.Pool, id)
+	fenceOK(t, "Resolve", onceqops.New(db.Queue).Resolve(ctx, db.Pool, id, "charge", onceq.Applied("see file 7")))
+	effects, err := onceqops.New(db.Queue).Effects(ctx, db.Pool, id)
 	if err != nil || len(effects) != 2 || string(effects[0].Result) != `"see file 7"` || effects[0].Detail != "" {
 		t.Error(effects, err)
 	}
@@ -961,7 +962,7 @@ func TestOnce_ErrorsAndEventsNameTheEffectAndItsJob(t *testing.T) {
 			t.Errorf("got %v; want it to say %s", err, want)
 		}
 	}
-	said(db.Queue.Resolve(ctx, db.Pool, r.ID, "mial", onceq.NeverApplied()), fmt.Sprintf(`effect "mial" of job %d is not uncertain or held`, r.ID))
+	said(onceqops.New(db.Queue).Resolve(ctx, db.Pool, r.ID, "mial", onceq.NeverApplied()), fmt.Sprintf(`effect "mial" of job %d is not uncertain or held`, r.ID))
 	once := func(err error) error {
 		_, err = onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, err }, onceq.OnUncertain(onceq.Hold()))
 		return err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -77,9 +78,9 @@ func TestRole_TheGrantsAreEnoughForEverythingAtRunTime(t *testing.T) {
 	// The audit trail grows, and whoever is in it cannot change it.
 	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
-	_, err = q.RecordAction(t.Context(), pool, onceq.Action{Who: "ada", What: "cancel"})
+	_, err = onceqops.New(q).RecordAction(t.Context(), pool, onceqops.Action{Who: "ada", What: "cancel"})
 	require.NoError(t, err)
-	trail, err := q.Actions(t.Context(), pool, onceq.ActionFilter{})
+	trail, err := onceqops.New(q).Actions(t.Context(), pool, onceqops.ActionFilter{})
 	require.NoError(t, err)
 	require.Len(t, trail, 1)
 	for _, statement := range []string{`update actions set who = 'eve'`, `delete from actions`, `truncate actions`} {
@@ -195,25 +196,25 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	require.NoError(t, err)
 	l = claim(many[0].ID)
 	require.NoError(t, l.Fail(ctx, errors.New("failed")))
-	state, err := q.Retry(ctx, pool, l.ID)
+	state, err := onceqops.New(q).Retry(ctx, pool, l.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateRetrying, state)
 	l = claim(l.ID)
 	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("fatal"))))
 
 	// Repair and inspect.
-	state, err = q.Redrive(ctx, pool, l.ID)
+	state, err = onceqops.New(q).Redrive(ctx, pool, l.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateWaiting, state)
 	state, err = q.Cancel(ctx, pool, l.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCancelled, state)
-	redriven, _, err := q.RedriveMany(ctx, pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
+	redriven, _, err := onceqops.New(q).RedriveMany(ctx, pool, onceqops.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
 	require.NoError(t, err)
 	require.Equal(t, 1, redriven)
 	require.NoError(t, claim(l.ID).Fail(ctx, onceq.Fatal(errors.New("fatal"))))
-	require.NoError(t, q.Discard(ctx, pool, l.ID))
-	_, err = q.DiscardMany(ctx, pool, onceq.Filter{All: true})
+	require.NoError(t, onceqops.New(q).Discard(ctx, pool, l.ID))
+	_, err = onceqops.New(q).DiscardMany(ctx, pool, onceqops.Filter{All: true})
 	require.NoError(t, err)
 	_, err = q.Get(ctx, pool, l.ID)
 	require.ErrorIs(t, err, onceq.ErrNotFound)
@@ -223,10 +224,10 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	info, err = q.Get(ctx, pool, info.ID)
 	require.NoError(t, err)
 	require.Equal(t, "m", info.Key)
-	list, err := q.List(ctx, pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDelayed}})
+	list, err := onceqops.New(q).List(ctx, pool, onceqops.Filter{Queue: "default", States: []onceq.State{onceq.StateDelayed}})
 	require.NoError(t, err)
 	require.Len(t, list, 6)
-	stats, err := q.Stats(ctx)
+	stats, err := onceqops.New(q).Stats(ctx)
 	require.NoError(t, err)
 	require.Len(t, stats, 1)
 	require.Equal(t, 6, stats[0].Delayed)
@@ -336,12 +337,12 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	}
 	await("the cancelled job", func() bool { return stateOf(longID) == onceq.StateCancelled })
 	await("the held job", func() bool { return stateOf(held.ID) == onceq.StateHeld })
-	effects, err := q.Effects(ctx, pool, held.ID)
+	effects, err := onceqops.New(q).Effects(ctx, pool, held.ID)
 	require.NoError(t, err)
 	require.Len(t, effects, 1)
-	require.NoError(t, q.Resolve(ctx, pool, held.ID, "wire", onceq.Applied(7)))
+	require.NoError(t, onceqops.New(q).Resolve(ctx, pool, held.ID, "wire", onceq.Applied(7)))
 	await("everything", func() bool {
-		list, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateRunning, onceq.StateRetrying, onceq.StateDead, onceq.StateHeld}})
+		list, err := onceqops.New(q).List(ctx, pool, onceqops.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateRunning, onceq.StateRetrying, onceq.StateDead, onceq.StateHeld}})
 		require.NoError(t, err)
 		return len(list) == 0
 	})

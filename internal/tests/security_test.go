@@ -20,6 +20,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -96,7 +97,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 				fence, err := q.Fence(onceq.FenceSpec{Scope: evil, Key: evil, Payload: evil})
 				require.NoError(t, err)
 				var id, group int64
-				filter := onceq.Filter{Queue: evil, Kind: evil, Scope: evil}
+				filter := onceqops.Filter{Queue: evil, Kind: evil, Scope: evil}
 				// These are the exported methods of the types that talk to the database, in an order in which each has
 				// something to do.
 				steps := []struct {
@@ -127,14 +128,14 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					}},
 					{"Queue.Get", func() error { _, err := q.Get(ctx, db.Pool, id); return err }},
 					{"Queue.GetByKey", func() error { _, err := q.GetByKey(ctx, db.Pool, evil, evil); return err }},
-					{"Queue.List", func() error {
-						list, err := q.List(ctx, db.Pool, filter)
+					{"Ops.List", func() error {
+						list, err := onceqops.New(q).List(ctx, db.Pool, filter)
 						require.Len(t, list, 1)
 						return err
 					}},
-					{"Queue.Stats", func() error { _, err := q.Stats(ctx, evil); return err }},
-					{"Queue.Health", func() error { _, err := q.Health(ctx); return err }},
-					{"Queue.Retry", func() error { _, err := q.Retry(ctx, db.Pool, id); return err }},
+					{"Ops.Stats", func() error { _, err := onceqops.New(q).Stats(ctx, evil); return err }},
+					{"Ops.Health", func() error { _, err := onceqops.New(q).Health(ctx); return err }},
+					{"Ops.Retry", func() error { _, err := onceqops.New(q).Retry(ctx, db.Pool, id); return err }},
 					{"Queue.Claim", func() error { l = claim(); return nil }},
 					{"Lease.Extend", func() error { return l.Extend(ctx, time.Hour) }},
 					{"Lease.Lock", func() error {
@@ -168,16 +169,16 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Lease.Release", func() error { return l.Release(ctx) }},
 					{"Lease.Snooze", func() error { return claim().Snooze(ctx, 1) }},
 					{"Lease.Fail", func() error { return claim().Fail(ctx, onceq.RetryAfter(0, oops)) }},
-					{"Queue.Effects", func() error {
+					{"Ops.Effects", func() error {
 						l = claim()
 						_, err := onceq.Once(ctx, l, evil, func(context.Context, string) (string, error) { return "", oops })
 						require.ErrorIs(t, err, onceq.ErrUncertain)
-						effects, err := q.Effects(ctx, db.Pool, id)
+						effects, err := onceqops.New(q).Effects(ctx, db.Pool, id)
 						require.Len(t, effects, 1)
 						require.Equal(t, evil, effects[0].Name)
 						return err
 					}},
-					{"Queue.Resolve", func() error { return q.Resolve(ctx, db.Pool, id, evil, onceq.Applied(evil)) }},
+					{"Ops.Resolve", func() error { return onceqops.New(q).Resolve(ctx, db.Pool, id, evil, onceq.Applied(evil)) }},
 					{"Lease.SetResult", func() error { return l.SetResult(evil) }},
 					{"Lease.SetWeight", func() error { return l.SetWeight(1) }},
 					{"Lease.Complete", func() error { return l.Complete(ctx, nil) }},
@@ -202,8 +203,8 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						_, err := l.AddMembers(ctx, db.Pool, again("added"))
 						return err
 					}},
-					{"Queue.Groups", func() error {
-						groups, err := q.Groups(ctx, db.Pool, 0, 0)
+					{"Ops.Groups", func() error {
+						groups, err := onceqops.New(q).Groups(ctx, db.Pool, 0, 0)
 						require.Len(t, groups, 1)
 						return err
 					}},
@@ -212,13 +213,13 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.Equal(t, 4, g.Total)
 						return err
 					}},
-					{"Queue.Members", func() error {
-						members, err := listed(q.Members(ctx, db.Pool, group))
+					{"Ops.Members", func() error {
+						members, err := listed(onceqops.New(q).Members(ctx, db.Pool, group))
 						require.Len(t, members, 4)
 						return err
 					}},
-					{"Queue.GroupsOf", func() error {
-						groups, err := q.GroupsOf(ctx, db.Pool, id)
+					{"Ops.GroupsOf", func() error {
+						groups, err := onceqops.New(q).GroupsOf(ctx, db.Pool, id)
 						require.Equal(t, []int64{group}, groups)
 						return err
 					}},
@@ -233,27 +234,27 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.Contains(t, string(members[2].Result), mark)
 						return errors.Join(err, l.Complete(ctx, nil))
 					}},
-					{"Queue.Redrive", func() error {
+					{"Ops.Redrive", func() error {
 						r, err := q.Enqueue(ctx, db.Pool, again("3"))
 						require.NoError(t, err)
 						id = r.ID
 						require.NoError(t, claim().Fail(ctx, onceq.Fatal(oops)))
-						_, err = q.Redrive(ctx, db.Pool, id)
+						_, err = onceqops.New(q).Redrive(ctx, db.Pool, id)
 						return err
 					}},
 					{"Queue.Cancel", func() error { _, err := q.Cancel(ctx, db.Pool, id); return err }},
-					{"Queue.RedriveMany", func() error {
+					{"Ops.RedriveMany", func() error {
 						f := filter
 						f.States = []onceq.State{onceq.StateCancelled}
-						n, _, err := q.RedriveMany(ctx, db.Pool, f)
+						n, _, err := onceqops.New(q).RedriveMany(ctx, db.Pool, f)
 						require.Equal(t, 1, n)
 						return err
 					}},
-					{"Queue.Discard", func() error {
+					{"Ops.Discard", func() error {
 						require.NoError(t, claim().Fail(ctx, onceq.Fatal(oops)))
-						return q.Discard(ctx, db.Pool, id)
+						return onceqops.New(q).Discard(ctx, db.Pool, id)
 					}},
-					{"Queue.DiscardMany", func() error { _, err := q.DiscardMany(ctx, db.Pool, filter); return err }},
+					{"Ops.DiscardMany", func() error { _, err := onceqops.New(q).DiscardMany(ctx, db.Pool, filter); return err }},
 					{"Queue.Fence", func() error { return nil }},
 					{"Queue.Schema", func() error { q.Schema(); return nil }},
 					{"Queue.Logger", func() error { q.Logger(); return nil }},
@@ -288,12 +289,12 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.NoError(t, err)
 						return w.Drain(ctx, 0)
 					}},
-					{"Queue.CancelMany", func() error {
-						_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil})
+					{"Ops.CancelMany", func() error {
+						_, _, err := onceqops.New(q).CancelMany(ctx, db.Pool, onceqops.Filter{Queue: evil, Kind: evil, Scope: evil})
 						return err
 					}},
-					{"Queue.ResolveMany", func() error {
-						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
+					{"Ops.ResolveMany", func() error {
+						_, _, err := onceqops.New(q).ResolveMany(ctx, db.Pool, onceqops.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
 						return err
 					}},
 					{"Queue.SetLaneLimit", func() error { return q.SetLaneLimit(ctx, db.Pool, evil, evil, 2) }},
@@ -303,18 +304,24 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						_, err := q.EnsureLimit(ctx, db.Pool, evil, onceq.Limit{AtOnce: 1})
 						return err
 					}},
-					{"Queue.Limit", func() error { _, err := q.Limit(ctx, db.Pool, evil); return err }},
-					{"Queue.Limits", func() error { _, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{After: evil}); return err }},
-					{"Queue.RemoveLimit", func() error { return q.RemoveLimit(ctx, db.Pool, evil) }},
-					{"Queue.Lanes", func() error { _, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{Family: evil}); return err }},
-					{"Queue.CancelGroup", func() error {
-						g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{again("end")}, again("all"))
-						require.NoError(t, err)
-						_, _, err = q.CancelGroup(ctx, db.Pool, g.Then.ID)
+					{"Ops.Limit", func() error { _, err := onceqops.New(q).Limit(ctx, db.Pool, evil); return err }},
+					{"Ops.Limits", func() error {
+						_, err := onceqops.New(q).Limits(ctx, db.Pool, onceqops.LimitFilter{After: evil})
 						return err
 					}},
-					{"Queue.Page", func() error {
-						_, _, err := q.Page(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil})
+					{"Queue.RemoveLimit", func() error { return q.RemoveLimit(ctx, db.Pool, evil) }},
+					{"Ops.Lanes", func() error {
+						_, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{Family: evil})
+						return err
+					}},
+					{"Ops.CancelGroup", func() error {
+						g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{again("end")}, again("all"))
+						require.NoError(t, err)
+						_, _, err = onceqops.New(q).CancelGroup(ctx, db.Pool, g.Then.ID)
+						return err
+					}},
+					{"Ops.Page", func() error {
+						_, _, err := onceqops.New(q).Page(ctx, db.Pool, onceqops.Filter{Queue: evil, Kind: evil, Scope: evil})
 						return err
 					}},
 					{"Queue.LaneLimit", func() error { _, err := q.LaneLimit(ctx, db.Pool, evil, evil); return err }},
@@ -332,43 +339,43 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Worker.Ready", func() error { return nil }}, // sends nothing
 					{"Worker.Alive", func() error { return nil }}, // sends nothing
 					{"Queue.PauseKind", func() error { return q.PauseKind(ctx, db.Pool, evil, evil) }},
-					{"Queue.Pauses", func() error { _, err := q.Pauses(ctx, db.Pool); return err }},
-					{"Queue.Explain", func() error { // while both are paused
+					{"Ops.Pauses", func() error { _, err := onceqops.New(q).Pauses(ctx, db.Pool); return err }},
+					{"Ops.Explain", func() error { // while both are paused
 						r, err := q.Enqueue(ctx, db.Pool, again("4"))
 						require.NoError(t, err)
-						_, err = q.Explain(ctx, db.Pool, r.ID)
+						_, err = onceqops.New(q).Explain(ctx, db.Pool, r.ID)
 						return err
 					}},
 					{"Queue.ResumeQueue", func() error { _, err := q.ResumeQueue(ctx, db.Pool, evil); return err }},
 					{"Queue.ResumeKind", func() error { _, err := q.ResumeKind(ctx, db.Pool, evil); return err }},
-					{"Queue.RecordAction", func() error {
-						_, err := q.RecordAction(ctx, db.Pool, onceq.Action{Who: evil, What: evil, About: evil, Why: evil, Outcome: evil})
+					{"Ops.RecordAction", func() error {
+						_, err := onceqops.New(q).RecordAction(ctx, db.Pool, onceqops.Action{Who: evil, What: evil, About: evil, Why: evil, Outcome: evil})
 						return err
 					}},
-					{"Queue.Actions", func() error { _, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{}); return err }},
-					{"Queue.Keys", func() error { _, err := q.Keys(ctx, db.Pool, evil, evil); return err }},
-					{"Queue.Doubts", func() error { _, _, err := q.Doubts(ctx, db.Pool, filter); return err }},
-					{"Queue.CheckPayloads", func() error { _, err := q.CheckPayloads(ctx, kindHandler(evil, evil, nil)); return err }},
-					{"Queue.Workers", func() error { _, err := q.Workers(ctx, db.Pool); return err }},
-					{"Queue.Move", func() error {
+					{"Ops.Actions", func() error { _, err := onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{}); return err }},
+					{"Ops.Keys", func() error { _, err := onceqops.New(q).Keys(ctx, db.Pool, evil, evil); return err }},
+					{"Ops.Doubts", func() error { _, _, err := onceqops.New(q).Doubts(ctx, db.Pool, filter); return err }},
+					{"Ops.CheckPayloads", func() error { _, err := onceqops.New(q).CheckPayloads(ctx, kindHandler(evil, evil, nil)); return err }},
+					{"Ops.Workers", func() error { _, err := onceqops.New(q).Workers(ctx, db.Pool); return err }},
+					{"Ops.Move", func() error {
 						r, err := q.Enqueue(ctx, db.Pool, again("5"))
 						require.NoError(t, err)
-						_, err = q.Move(ctx, db.Pool, r.ID, evil+"2")
+						_, err = onceqops.New(q).Move(ctx, db.Pool, r.ID, evil+"2")
 						return err
 					}},
-					{"Queue.MoveMany", func() error { _, err := q.MoveMany(ctx, db.Pool, filter, evil+"3"); return err }},
-					{"Queue.WouldMove", func() error { _, err := q.WouldMove(ctx, db.Pool, filter); return err }},
-					{"Queue.Counts", func() error {
-						_, err := q.Counts(ctx, db.Pool, onceq.CountFilter{Queue: evil, Kind: evil, ByKind: true})
+					{"Ops.MoveMany", func() error { _, err := onceqops.New(q).MoveMany(ctx, db.Pool, filter, evil+"3"); return err }},
+					{"Ops.WouldMove", func() error { _, err := onceqops.New(q).WouldMove(ctx, db.Pool, filter); return err }},
+					{"Ops.Counts", func() error {
+						_, err := onceqops.New(q).Counts(ctx, db.Pool, onceqops.CountFilter{Queue: evil, Kind: evil, ByKind: true})
 						return err
 					}},
-					{"Queue.Count", func() error { _, err := q.Count(ctx, db.Pool, filter); return err }},
-					{"Queue.WouldCancel", func() error { _, err := q.WouldCancel(ctx, db.Pool, filter); return err }},
-					{"Queue.RetryMany", func() error { _, err := q.RetryMany(ctx, db.Pool, filter); return err }},
-					{"Queue.WouldRetry", func() error { _, err := q.WouldRetry(ctx, db.Pool, filter); return err }},
-					{"Queue.WouldRedrive", func() error { _, err := q.WouldRedrive(ctx, db.Pool, filter); return err }},
-					{"Queue.WouldDiscard", func() error { _, err := q.WouldDiscard(ctx, db.Pool, filter); return err }},
-					{"Queue.WouldResolve", func() error { _, err := q.WouldResolve(ctx, db.Pool, filter); return err }},
+					{"Ops.Count", func() error { _, err := onceqops.New(q).Count(ctx, db.Pool, filter); return err }},
+					{"Ops.WouldCancel", func() error { _, err := onceqops.New(q).WouldCancel(ctx, db.Pool, filter); return err }},
+					{"Ops.RetryMany", func() error { _, err := onceqops.New(q).RetryMany(ctx, db.Pool, filter); return err }},
+					{"Ops.WouldRetry", func() error { _, err := onceqops.New(q).WouldRetry(ctx, db.Pool, filter); return err }},
+					{"Ops.WouldRedrive", func() error { _, err := onceqops.New(q).WouldRedrive(ctx, db.Pool, filter); return err }},
+					{"Ops.WouldDiscard", func() error { _, err := onceqops.New(q).WouldDiscard(ctx, db.Pool, filter); return err }},
+					{"Ops.WouldResolve", func() error { _, err := onceqops.New(q).WouldResolve(ctx, db.Pool, filter); return err }},
 					{"Lease.Progress", func() error {
 						require.NoError(t, l.Progress(1, 2, evil))
 						_ = l.Extend(ctx, time.Hour) // the lease may be over
@@ -394,7 +401,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					require.NoError(t, s.do(), s.method)
 					done[s.method] = true
 				}
-				for _, v := range []any{q, l, fence, c, (*onceq.Worker)(nil), (*onceq.Reaper)(nil)} {
+				for _, v := range []any{q, onceqops.New(q), l, fence, c, (*onceq.Worker)(nil), (*onceq.Reaper)(nil)} {
 					typ := reflect.TypeOf(v)
 					for i := range typ.NumMethod() {
 						name := typ.Elem().Name() + "." + typ.Method(i).Name
@@ -474,7 +481,7 @@ func workLanes(t *testing.T, db *queuetest.DB, name string) {
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(run) }()
 	require.Eventually(t, func() bool {
-		n, err := db.Queue.Count(ctx, db.Pool, onceq.Filter{Queue: "lined"})
+		n, err := onceqops.New(db.Queue).Count(ctx, db.Pool, onceqops.Filter{Queue: "lined"})
 		return err == nil && n == 0
 	}, 2*time.Minute, 20*time.Millisecond)
 	cancel()
@@ -492,14 +499,26 @@ func TestSecurity_TextThatPostgresRefusesIsNotSent(t *testing.T) {
 		for name, do := range map[string]func(tx pgx.Tx) error{
 			"GetByKey, key":   func(tx pgx.Tx) error { _, err := q.GetByKey(ctx, tx, "s", bad); return err },
 			"GetByKey, scope": func(tx pgx.Tx) error { _, err := q.GetByKey(ctx, tx, bad, "k"); return err },
-			"List, queue":     func(tx pgx.Tx) error { _, err := q.List(ctx, tx, onceq.Filter{Queue: bad}); return err },
-			"List, kind":      func(tx pgx.Tx) error { _, err := q.List(ctx, tx, onceq.Filter{Kind: bad}); return err },
-			"List, scope":     func(tx pgx.Tx) error { _, err := q.List(ctx, tx, onceq.Filter{Scope: bad}); return err },
-			"RedriveMany":     func(tx pgx.Tx) error { _, _, err := q.RedriveMany(ctx, tx, onceq.Filter{Queue: bad}); return err },
-			"DiscardMany":     func(tx pgx.Tx) error { _, err := q.DiscardMany(ctx, tx, onceq.Filter{Queue: bad}); return err },
-			"Resolve":         func(tx pgx.Tx) error { return q.Resolve(ctx, tx, r.ID, bad, onceq.NeverApplied()) },
-			"Claim, kinds":    func(pgx.Tx) error { _, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{bad}}); return err },
-			"Stats":           func(pgx.Tx) error { _, err := q.Stats(ctx, bad); return err },
+			"List, queue": func(tx pgx.Tx) error {
+				_, err := onceqops.New(q).List(ctx, tx, onceqops.Filter{Queue: bad})
+				return err
+			},
+			"List, kind": func(tx pgx.Tx) error { _, err := onceqops.New(q).List(ctx, tx, onceqops.Filter{Kind: bad}); return err },
+			"List, scope": func(tx pgx.Tx) error {
+				_, err := onceqops.New(q).List(ctx, tx, onceqops.Filter{Scope: bad})
+				return err
+			},
+			"RedriveMany": func(tx pgx.Tx) error {
+				_, _, err := onceqops.New(q).RedriveMany(ctx, tx, onceqops.Filter{Queue: bad})
+				return err
+			},
+			"DiscardMany": func(tx pgx.Tx) error {
+				_, err := onceqops.New(q).DiscardMany(ctx, tx, onceqops.Filter{Queue: bad})
+				return err
+			},
+			"Resolve":      func(tx pgx.Tx) error { return onceqops.New(q).Resolve(ctx, tx, r.ID, bad, onceq.NeverApplied()) },
+			"Claim, kinds": func(pgx.Tx) error { _, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{bad}}); return err },
+			"Stats":        func(pgx.Tx) error { _, err := onceqops.New(q).Stats(ctx, bad); return err },
 			"Once": func(pgx.Tx) error {
 				_, err := onceq.Once(ctx, &onceq.Lease{}, bad, func(context.Context, string) (int, error) { return 0, nil })
 				return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqsql"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -182,12 +183,12 @@ func changing(t *testing.T, db *queuetest.DB, handle onceq.DB) {
 	state, err := q.Cancel(ctx, handle, r.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCancelled, state)
-	state, err = q.Redrive(ctx, handle, r.ID)
+	state, err = onceqops.New(q).Redrive(ctx, handle, r.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateWaiting, state)
 	_, err = q.Cancel(ctx, handle, r.ID)
 	require.NoError(t, err)
-	require.NoError(t, q.Discard(ctx, handle, r.ID))
+	require.NoError(t, onceqops.New(q).Discard(ctx, handle, r.ID))
 	f, err := q.Fence(onceq.FenceSpec{Key: "fence"})
 	require.NoError(t, err)
 	c, err := f.Claim(ctx, handle)
@@ -314,7 +315,7 @@ func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 			info, err := db.Queue.Get(ctx, handle, r.ID)
 			require.NoError(t, err)
 			require.Equal(t, onceq.StateCancelled, info.State)
-			_, err = db.Queue.List(ctx, handle, onceq.Filter{})
+			_, err = onceqops.New(db.Queue).List(ctx, handle, onceqops.Filter{})
 			require.NoError(t, err)
 			_, err = db.Queue.EnqueueMany(ctx, handle, []onceq.Job{{Kind: "many", Key: "a"}, {Kind: "many", Key: "b"}})
 			require.NoError(t, err)
@@ -328,7 +329,7 @@ func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 			info, err = db.Queue.Get(t.Context(), db.Pool, held.ID)
 			require.NoError(t, err)
 			require.Equal(t, onceq.StateRunning, info.State)
-			many, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{Kind: "many"})
+			many, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{Kind: "many"})
 			require.NoError(t, err)
 			require.Empty(t, many)
 			again, err := f.Claim(t.Context(), nil)
@@ -386,7 +387,7 @@ func TestTrap_ACompletionInAWrappedTransactionIsNotSentAgain(t *testing.T) {
 			err = leases[0].Complete(ctx, wrap(db.Pool, tx))
 			require.True(t, onceq.IsRetryable(err), err)
 			require.Error(t, tx.Commit(ctx))
-			jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{})
+			jobs, err := onceqops.New(db.Queue).List(t.Context(), db.Pool, onceqops.Filter{})
 			require.NoError(t, err)
 			require.Len(t, jobs, 1)
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -21,7 +22,7 @@ func TestStats(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	if s := must[[]onceq.QueueStats](t)(q.Stats(ctx)); len(s) != 0 {
+	if s := must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(ctx)); len(s) != 0 {
 		t.Fatalf("%+v", s)
 	}
 	repairDead(t, db, onceq.Job{})
@@ -48,12 +49,12 @@ func TestStats(t *testing.T) {
 	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "x"}))
 	repairExec(t, db, `insert into onceq.queues values ('idle', now())`)
 
-	got := must[[]onceq.QueueStats](t)(q.Stats(ctx))
+	got := must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(ctx))
 	if len(got) != 3 || got[0].Oldest < time.Minute || got[0].Oldest > time.Hour {
 		t.Fatalf("%+v", got)
 	}
 	got[0].Oldest = 0
-	want := []onceq.QueueStats{
+	want := []onceqops.QueueStats{
 		{Queue: "default", Waiting: 2, Retrying: 2, Delayed: 3, Dead: 1, Held: 1},
 		{Queue: "idle"},
 		{Queue: "x", Leased: 1, Running: 1},
@@ -63,8 +64,8 @@ func TestStats(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got[i], want[i])
 		}
 	}
-	named := must[[]onceq.QueueStats](t)(q.Stats(ctx, "x", "none"))
-	if len(named) != 2 || named[0] != (onceq.QueueStats{Queue: "none"}) || named[1] != want[2] {
+	named := must[[]onceqops.QueueStats](t)(onceqops.New(q).Stats(ctx, "x", "none"))
+	if len(named) != 2 || named[0] != (onceqops.QueueStats{Queue: "none"}) || named[1] != want[2] {
 		t.Errorf("%+v", named)
 	}
 }
@@ -152,20 +153,20 @@ func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
 	ctx := t.Context()
 	fillJobs(t, db, 30_000)
 	fillHistory(t, db, 60_000)
-	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
-	if len(got) != 2 || got[0].Waiting != onceq.StatsCap || got[0].Dead != onceq.StatsCap || !got[0].Capped || got[1].Queue != "q1" {
+	got := must[[]onceqops.QueueStats](t)(onceqops.New(db.Queue).Stats(ctx))
+	if len(got) != 2 || got[0].Waiting != onceqops.StatsCap || got[0].Dead != onceqops.StatsCap || !got[0].Capped || got[1].Queue != "q1" {
 		t.Fatalf("%+v", got)
 	}
 	look.wantNoScan(t, db)
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `analyze jobs, job_history`))
-	must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx, "q0"))
+	must[[]onceqops.QueueStats](t)(onceqops.New(db.Queue).Stats(ctx, "q0"))
 	look.wantNoScan(t, db)
 }
 
 func TestHealth_FindsNothingInAQuietDatabase(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	found, err := db.Queue.Health(t.Context())
+	found, err := onceqops.New(db.Queue).Health(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, found)
 }
@@ -226,19 +227,19 @@ func TestTrapStatsReadsFewRowsOfManyJobs(t *testing.T) {
 		where queue = 'q0' and run_at < (select max(run_at) from jobs) - interval '98 s'`))
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `update jobs set run_at = run_at + interval '1 h' where queue = 'q1' and run_at > (select max(run_at) from jobs) - interval '50 s'`))
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `vacuum analyze jobs`))
-	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
+	got := must[[]onceqops.QueueStats](t)(onceqops.New(db.Queue).Stats(ctx))
 	if n := look.rowsRead(t, db); n > 20_000 {
 		t.Errorf("Stats read %d rows", n)
 	}
 	require.Len(t, got, 2)
 	for _, s := range got {
 		require.True(t, s.More && s.Capped, "%+v", s)
-		require.Equal(t, onceq.StatsCap, s.Waiting)
-		require.Equal(t, onceq.StatsCap, s.Dead)
+		require.Equal(t, onceqops.StatsCap, s.Waiting)
+		require.Equal(t, onceqops.StatsCap, s.Dead)
 	}
-	require.Equal(t, onceq.StatsCap, got[0].Leased)
+	require.Equal(t, onceqops.StatsCap, got[0].Leased)
 	require.Equal(t, 0, got[1].Leased)
-	require.Equal(t, onceq.StatsCap, got[1].Delayed)
+	require.Equal(t, onceqops.StatsCap, got[1].Delayed)
 	require.Greater(t, got[0].Oldest, time.Minute) // behind the leased ones, in front of what the last jobs say
 }
 
@@ -252,8 +253,8 @@ func TestTrapStatsReadsTheNextOfManyDelayedJobs(t *testing.T) {
 		select nextval('ids'), now() + i * interval '1 s' + interval '1 h', now(), 25, (p = 1 and i <= 10)::int, p, 'q0', 'mail', '{}'
 		  from generate_series(1, 5000) i, generate_series(-1, 1) p`))
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `vacuum analyze jobs`))
-	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
-	require.Equal(t, []onceq.QueueStats{{Queue: "q0", Delayed: 991, Retrying: 10, More: true, Capped: true}}, got)
+	got := must[[]onceqops.QueueStats](t)(onceqops.New(db.Queue).Stats(ctx))
+	require.Equal(t, []onceqops.QueueStats{{Queue: "q0", Delayed: 991, Retrying: 10, More: true, Capped: true}}, got)
 	if n := look.rowsRead(t, db); n > 1_100 {
 		t.Errorf("Stats read %d rows", n)
 	}
@@ -265,8 +266,8 @@ func TestStats_SaysThatACountStopped(t *testing.T) {
 	db := queuetest.New(t)
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
 		select nextval('ids'), now() - i * interval '1 s', now(), 25, p, 'q0', 'mail', '{}' from generate_series(1, 400) i, generate_series(-1, 1) p`))
-	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(t.Context()))[0]
-	require.Equal(t, onceq.StatsCap, got.Waiting)
+	got := must[[]onceqops.QueueStats](t)(onceqops.New(db.Queue).Stats(t.Context()))[0]
+	require.Equal(t, onceqops.StatsCap, got.Waiting)
 	require.True(t, got.Capped && !got.More, "%+v", got)
 }
 
@@ -277,10 +278,10 @@ func TestHealth_TakesStatsThatAreGiven(t *testing.T) {
 	ctx := t.Context()
 	fillJobs(t, db, 10)
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `update jobs set run_at = now() - interval '1 h'`))
-	stats := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
+	stats := must[[]onceqops.QueueStats](t)(onceqops.New(db.Queue).Stats(ctx))
 	look.guardedOnes = []seen{}
-	of := func(stats ...onceq.QueueStats) (queues []string) {
-		for _, f := range must[[]onceq.Finding](t)(db.Queue.Health(ctx, stats...)) {
+	of := func(stats ...onceqops.QueueStats) (queues []string) {
+		for _, f := range must[[]onceqops.Finding](t)(onceqops.New(db.Queue).Health(ctx, stats...)) {
 			if f.What == "waiting" {
 				queues = append(queues, f.Queue)
 			}

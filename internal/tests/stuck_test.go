@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -25,10 +26,10 @@ func TestHealth_AStuckGroupBehindAHundredOthers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, laneClaimOne(t, q, g.Members[0].ID).Fail(ctx, onceq.Fatal(errors.New("no"))))
 	require.Equal(t, 1, groupOf(t, db, g.Then.ID).Dead)
-	health, err := q.Health(ctx)
+	health, err := onceqops.New(q).Health(ctx)
 	require.NoError(t, err)
 	for _, f := range health {
 		t.Logf("%s: %s", f.What, f.Detail)
 	}
-	require.True(t, slices.ContainsFunc(health, func(f onceq.Finding) bool { return f.What == "group" && f.JobID == g.Then.ID }))
+	require.True(t, slices.ContainsFunc(health, func(f onceqops.Finding) bool { return f.What == "group" && f.JobID == g.Then.ID }))
 }

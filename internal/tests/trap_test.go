@@ -19,6 +19,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -219,7 +220,7 @@ func TestTrap_LookingOnAConnectionInATransactionLeavesItsPlansAlone(t *testing.T
 	for _, conn := range []onceq.DB{pooled, pooled.Conn()} {
 		_, err = conn.Exec(ctx, `begin`)
 		require.NoError(t, err)
-		_, err = db.Queue.List(ctx, conn, onceq.Filter{})
+		_, err = onceqops.New(db.Queue).List(ctx, conn, onceqops.Filter{})
 		require.NoError(t, err)
 		_, err = db.Queue.Get(ctx, conn, 1)
 		require.ErrorIs(t, err, onceq.ErrNotFound)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -41,7 +42,7 @@ func TestTwins_OfAJobThatWaitsForItsLane(t *testing.T) {
 			require.ElementsMatch(t, []int64{first, other}, []int64{receive(t, ran), receive(t, ran)})
 			until(t, db, `(select count(*) from onceq.jobs) = 1`)
 			require.Empty(t, ran)
-			_, err = q.Retry(ctx, db.Pool, waits)
+			_, err = onceqops.New(q).Retry(ctx, db.Pool, waits)
 			require.NoError(t, err)
 			require.Equal(t, waits, receive(t, ran))
 			require.Equal(t, waits, receive(t, ran))
@@ -123,7 +124,7 @@ func TestTwins_ADeadOneMeetsTheCancelOfTheOther(t *testing.T) {
 	require.ErrorIs(t, receive(t, failed), onceq.ErrIDTaken)
 	require.Equal(t, "runs", sqlOne[string](t, db, `select kind from onceq.jobs where id = $1`, id))
 	require.Equal(t, "waits", sqlOne[string](t, db, `select kind from onceq.job_history where id = $1`, id))
-	require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, id)) // as the error says
+	require.NoError(t, onceqops.New(db.Queue).Discard(t.Context(), db.Pool, id)) // as the error says
 	require.NoError(t, runs.Fail(t.Context(), onceq.Fatal(context.DeadlineExceeded)))
 	require.Equal(t, "runs", sqlOne[string](t, db, `select kind from onceq.job_history where id = $1`, id))
 }
@@ -153,7 +154,7 @@ func TestTwins_OfAJobThatWaitsForOthers(t *testing.T) {
 	start(t, db, onceq.WorkerConfig{}, kind.Handle(note), plain.Handle(note))
 	require.Equal(t, then[1], receive(t, ran))
 	until(t, db, `(select count(*) from onceq.jobs) = 1 and (select count(*) from onceq.job_waits) = 1`)
-	if _, err := q.Retry(ctx, db.Pool, then[0]); err != nil {
+	if _, err := onceqops.New(q).Retry(ctx, db.Pool, then[0]); err != nil {
 		require.ErrorIs(t, err, onceq.ErrNotFound, "both may have run already")
 	}
 	require.Equal(t, then[0], receive(t, ran))
@@ -178,6 +179,6 @@ func TestTwins_InTheHistory(t *testing.T) {
 	info, err := q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Empty(t, info.Lane)
-	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(onceqops.New(q).Redrive(ctx, db.Pool, id))
 	require.Equal(t, onceq.StateDead, db.RunOne(refuse).State)
 }

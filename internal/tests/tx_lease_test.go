@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -39,15 +40,15 @@ func TestExplain_TransactionsLongerThanTheirLeases(t *testing.T) {
 		err := db.Pool.QueryRow(ctx, `select count(*) from onceq.jobs where leased_until < statement_timestamp()`).Scan(&n)
 		return err == nil && n == 8
 	}, 5*time.Minute, 50*time.Millisecond)
-	e, err := db.Queue.Explain(ctx, db.Pool, ids[19])
+	e, err := onceqops.New(db.Queue).Explain(ctx, db.Pool, ids[19])
 	require.NoError(t, err)
-	require.Equal(t, onceq.CauseFull, e.Cause(), e)
+	require.Equal(t, onceqops.CauseFull, e.Cause(), e)
 	require.Equal(t, 8, e.Reasons[0].Running)
 	require.Equal(t, 11, e.Reasons[1].Before)
-	var found []onceq.Finding
+	var found []onceqops.Finding
 	eventually(t, "Health sees what waits", func() bool { // a rescan brings them to where claims are, with the time of the job there
 		sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() - interval '2 minutes' where id = any ($1)`, ids[8:])
-		found, err = db.Queue.Health(ctx)
+		found, err = onceqops.New(db.Queue).Health(ctx)
 		require.NoError(t, err)
 		return len(found) > 0
 	})

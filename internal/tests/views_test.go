@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -51,7 +52,7 @@ func TestViews(t *testing.T) {
 		return nil
 	})
 	db.Drain(handler)
-	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateRetrying}, Limit: 1, After: 4}))[0].ID))
+	wantState(t, onceq.StateRetrying)(onceqops.New(q).Retry(ctx, db.Pool, must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateRetrying}, Limit: 1, After: 4}))[0].ID))
 	db.Drain(handler)
 	running := enqueue("running", 0)
 	for _, l := range must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Limit: 10})) {
@@ -63,7 +64,7 @@ func TestViews(t *testing.T) {
 	enqueue("delayed", time.Hour)
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, enqueue("cancelled", time.Hour)))
 
-	for _, j := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{})) {
+	for _, j := range must[[]onceq.JobInfo](t)(onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})) {
 		var queue, kind, state, scope, key string
 		var lastError *string
 		var attempts, max, lost int
@@ -77,7 +78,7 @@ func TestViews(t *testing.T) {
 			require.Equal(t, j.Errors[len(j.Errors)-1].Error, *lastError)
 		}
 
-		for _, e := range must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, j.ID)) {
+		for _, e := range must[[]onceqops.EffectInfo](t)(onceqops.New(q).Effects(ctx, db.Pool, j.ID)) {
 			var state, kind string
 			require.NoError(t, db.Pool.QueryRow(ctx, `select state, kind from onceq.v_effects where job_id = $1 and name = $2`, j.ID, e.Name).Scan(&state, &kind))
 			require.Equal(t, e.State+" work", state+" "+kind)
@@ -98,7 +99,7 @@ func TestViews(t *testing.T) {
 	// Who works, what is paused, what people did, and what was counted.
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "mail", "ada: provider down"))
 	require.Equal(t, []string{"kind mail ada: provider down"}, lines(`select concat_ws(' ', what, name, note) from onceq.v_pauses`))
-	must[int64](t)(q.RecordAction(ctx, db.Pool, onceq.Action{Who: "ada", What: "redrive", JobID: 7, About: "a", Why: "b", Outcome: "c"}))
+	must[int64](t)(onceqops.New(q).RecordAction(ctx, db.Pool, onceqops.Action{Who: "ada", What: "redrive", JobID: 7, About: "a", Why: "b", Outcome: "c"}))
 	require.Equal(t, []string{"ada redrive 7 a b c"}, lines(`select concat_ws(' ', who, what, job_id, about, why, outcome) from onceq.v_actions`))
 	require.Equal(t, []string{"default work 5 1 2 1"}, lines(`select concat_ws(' ', queue, kind, sum(started), sum(completed), sum(failed), sum(dead)) from onceq.v_counts group by queue, kind`))
 	sqlRun(t, db, `insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -140,13 +141,13 @@ func TestWeight_IsKept(t *testing.T) {
 			case l.Attempt == 1:
 				require.NoError(t, l.Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("no"))))
 				require.Equal(t, 7, weight(l.ID))
-				must[bool](t)(q.Move(ctx, db.Pool, l.ID, "other"))
-				must[bool](t)(q.Move(ctx, db.Pool, l.ID, "default"))
-				must[onceq.State](t)(q.Retry(ctx, db.Pool, l.ID))
+				must[bool](t)(onceqops.New(q).Move(ctx, db.Pool, l.ID, "other"))
+				must[bool](t)(onceqops.New(q).Move(ctx, db.Pool, l.ID, "default"))
+				must[onceq.State](t)(onceqops.New(q).Retry(ctx, db.Pool, l.ID))
 			default:
 				require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no"))))
 				require.Equal(t, 7, weight(l.ID))
-				must[onceq.State](t)(q.Redrive(ctx, db.Pool, l.ID))
+				must[onceq.State](t)(onceqops.New(q).Redrive(ctx, db.Pool, l.ID))
 				require.Equal(t, 7, weight(l.ID))
 				seen[l.ID] = true
 			}
@@ -164,10 +165,10 @@ func TestWeight_AtOnce(t *testing.T) {
 	ids := heavies(t, db, 6, 5, 1, 1, 4, 25, 1)
 	weights, leases := claimed(t, db)
 	require.Equal(t, []int{6}, weights)
-	e, err := db.Queue.Explain(ctx, db.Pool, ids[2])
+	e, err := onceqops.New(db.Queue).Explain(ctx, db.Pool, ids[2])
 	require.NoError(t, err)
 	require.Contains(t, e.String(), "it weighs 1, what is live 6, and what is before it 5")
-	l, err := db.Queue.Limit(ctx, db.Pool, "provider")
+	l, err := onceqops.New(db.Queue).Limit(ctx, db.Pool, "provider")
 	require.NoError(t, err)
 	require.Equal(t, []int{1, 6, 5}, []int{l.Live, l.Weight, l.Next})
 	require.Equal(t, `limit "provider" is full: what is live weighs 6, the next job 5, and 10 may be live`, l.String())

@@ -24,6 +24,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func main() {
@@ -238,7 +239,7 @@ func (a *adapter) currentRate() float64 {
 func (a *adapter) observe(ctx context.Context) {
 	names := a.queueNames()
 	for a.first() && sleep(ctx, 200*time.Millisecond) {
-		all, err := a.q.Stats(ctx, names...)
+		all, err := onceqops.New(a.q).Stats(ctx, names...)
 		if err != nil {
 			continue
 		}

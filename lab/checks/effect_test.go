@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -257,7 +258,7 @@ func (w *effectWalk) resolve(t *rapid.T) {
 	if applied {
 		decision = onceq.Applied("by hand")
 	}
-	err := w.db.Queue.Resolve(t.Context(), w.db.Pool, w.id, name, decision)
+	err := onceqops.New(w.db.Queue).Resolve(t.Context(), w.db.Pool, w.id, name, decision)
 	switch {
 	case e.broken && applied:
 		require.NoError(t, err)
@@ -304,7 +305,7 @@ func (w *effectWalk) step(t *rapid.T) {
 		w.state = state
 	case w.state != onceq.StateWaiting:
 		w.sequence = append(w.sequence, "redrive")
-		state, err := w.db.Queue.Redrive(t.Context(), w.db.Pool, w.id)
+		state, err := onceqops.New(w.db.Queue).Redrive(t.Context(), w.db.Pool, w.id)
 		if err == nil && state == onceq.StateWaiting {
 			w.state = state
 		}
@@ -314,14 +315,14 @@ func (w *effectWalk) step(t *rapid.T) {
 // check compares what people see with the model.
 func (w *effectWalk) check(t *rapid.T) {
 	require.NoError(t, w.db.Check())
-	effects, err := w.db.Queue.Effects(t.Context(), w.db.Pool, w.id)
+	effects, err := onceqops.New(w.db.Queue).Effects(t.Context(), w.db.Pool, w.id)
 	require.NoError(t, err)
 	for _, name := range effectNames {
 		want := w.effects[name].state
 		if want == "completed" {
 			want = "" // it needs nobody; one of an earlier run may be listed or not
 		}
-		i := slices.IndexFunc(effects, func(e onceq.EffectInfo) bool {
+		i := slices.IndexFunc(effects, func(e onceqops.EffectInfo) bool {
 			return e.Name == name && (e.State == "uncertain" || e.State == "held")
 		})
 		got := ""

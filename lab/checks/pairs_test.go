@@ -16,6 +16,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -169,7 +170,7 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 			return "not found", nil
 		case errors.Is(err, onceq.ErrDuplicate):
 			return "taken by another job", nil
-		case errors.Is(err, onceq.ErrUnfinished):
+		case errors.Is(err, onceqops.ErrUnfinished):
 			return "unfinished", nil
 		case errors.Is(err, onceq.ErrInFlight):
 			return "in flight", nil
@@ -205,12 +206,12 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 		}
 		return is(state.String(), err)
 	case "redrive":
-		state, err := r.db.Queue.Redrive(ctx, db, r.old)
+		state, err := onceqops.New(r.db.Queue).Redrive(ctx, db, r.old)
 		return is("redriven, "+state.String(), err)
 	case "discard":
-		return is("discarded", r.db.Queue.Discard(ctx, db, r.old))
+		return is("discarded", onceqops.New(r.db.Queue).Discard(ctx, db, r.old))
 	case "resolve":
-		return is("resolved", r.db.Queue.Resolve(ctx, db, r.old, pairsEffect, onceq.Applied(1)))
+		return is("resolved", onceqops.New(r.db.Queue).Resolve(ctx, db, r.old, pairsEffect, onceq.Applied(1)))
 	case "reschedule":
 		return is("to run again", r.lease.Fail(ctx, onceq.Reschedule(0)))
 	case "effect":

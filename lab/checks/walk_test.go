@@ -21,6 +21,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -533,7 +534,7 @@ func (w *walk) Cancel(t *rapid.T) {
 }
 
 func (w *walk) CancelMany(t *rapid.T) {
-	f := onceq.Filter{Queue: w.queue, Kind: "other", States: rapid.SampledFrom([][]onceq.State{nil, {onceq.StateDelayed}, {onceq.StateRunning, onceq.StateRetrying}}).Draw(t, "states")}
+	f := onceqops.Filter{Queue: w.queue, Kind: "other", States: rapid.SampledFrom([][]onceq.State{nil, {onceq.StateDelayed}, {onceq.StateRunning, onceq.StateRetrying}}).Draw(t, "states")}
 	f.KeepKeys = rapid.Bool().Draw(t, "keep keys")
 	var cancelled, asked []*walkJob
 	for _, j := range w.jobs {
@@ -546,7 +547,7 @@ func (w *walk) CancelMany(t *rapid.T) {
 		}
 	}
 	stays := w.inTx(t, func(db onceq.DB) {
-		c, a, err := w.db.Queue.CancelMany(t.Context(), db, f)
+		c, a, err := onceqops.New(w.db.Queue).CancelMany(t.Context(), db, f)
 		require.NoError(t, err)
 		require.Equal(t, [2]int{len(cancelled), len(asked)}, [2]int{c, a})
 	})
@@ -572,7 +573,7 @@ func (w *walk) Redrive(t *rapid.T) {
 	var got onceq.State
 	stays := w.inTx(t, func(db onceq.DB) {
 		var err error
-		got, err = w.q.Redrive(t.Context(), db, id)
+		got, err = onceqops.New(w.q).Redrive(t.Context(), db, id)
 		switch {
 		case j == nil:
 			require.ErrorIs(t, err, onceq.ErrNotFound)
@@ -635,7 +636,7 @@ func (w *walk) Time(t *rapid.T) {
 // Check compares the tables with the model after each step.
 func (w *walk) Check(t *rapid.T) {
 	require.NoError(t, w.db.Check())
-	list, err := w.q.List(t.Context(), w.db.Pool, onceq.Filter{Queue: w.queue, Limit: 1000})
+	list, err := onceqops.New(w.q).List(t.Context(), w.db.Pool, onceqops.Filter{Queue: w.queue, Limit: 1000})
 	require.NoError(t, err)
 	type fact struct {
 		id                      int64

@@ -28,6 +28,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func main() {
@@ -256,7 +257,7 @@ func discard(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, job onceq.
 			_, err = q.Cancel(ctx, tx, r.ID)
 		}
 		if err == nil {
-			err = q.Discard(ctx, tx, r.ID)
+			err = onceqops.New(q).Discard(ctx, tx, r.ID)
 		}
 		return err
 	})

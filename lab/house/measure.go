@@ -22,7 +22,7 @@ type value struct {
 }
 
 // helpers are the packages under internal that only tests import.
-var helpers = []string{"conformance", "exampletb", "leaks", "ownconns", "pgserver", "tests"}
+var helpers = []string{"conformance", "exampletb", "leaks", "listing", "ownconns", "pgserver", "plans", "tests"}
 
 // source is one file of the library: neither a test nor a test's helper.
 type source struct {
@@ -55,7 +55,7 @@ func measure(root string) (map[string]value, error) {
 	return all, folder(all, root)
 }
 
-// read parses the files of the root package and of the packages under internal, without tests and what serves tests alone.
+// read parses the files of the root package, of onceqops and of the packages under internal, without tests and what serves tests alone.
 func read(root string) ([]source, error) {
 	var sources []source
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -64,7 +64,7 @@ func read(root string) ([]source, error) {
 		}
 		rel := filepath.ToSlash(strings.TrimPrefix(strings.TrimPrefix(path, root), string(filepath.Separator)))
 		if entry.IsDir() {
-			if rel == "" || rel == "internal" || strings.HasPrefix(rel, "internal/") && !slices.Contains(helpers, filepath.Base(rel)) {
+			if rel == "" || rel == "internal" || rel == "onceqops" || strings.HasPrefix(rel, "internal/") && !slices.Contains(helpers, filepath.Base(rel)) {
 				return nil
 			}
 			return filepath.SkipDir
@@ -109,7 +109,7 @@ func sizes(all map[string]value, sources []source) {
 	wide.where = fmt.Sprintf("%.1f%% of all lines", 100*float64(wide.n)/float64(max(1, lines.n)))
 	lines.where = fmt.Sprintf("%.2f lines of comment for one of code", float64(comments)/float64(max(1, code)))
 	all["lines of the root package"], all["files of the root package"] = rootLines, rootFiles
-	all["lines of root and internal"], all["lines over 110 columns"] = lines, wide
+	all["lines of root, internal and onceqops"], all["lines over 110 columns"] = lines, wide
 }
 
 // shapes measures functions.
@@ -201,7 +201,7 @@ func types(all map[string]value, sources []source) {
 							if s.inRoot() && name.IsExported() {
 								exported.n++
 							}
-							if d.Tok == token.CONST && !name.IsExported() && i < len(spec.Values) && isNumber(spec.Values[i]) {
+							if d.Tok == token.CONST && (!name.IsExported() || strings.HasPrefix(s.path, "internal/table/")) && i < len(spec.Values) && isNumber(spec.Values[i]) {
 								constants.n++
 							}
 						}
@@ -298,27 +298,24 @@ func texts(all map[string]value, sources []source) {
 
 var statementHead = regexp.MustCompile(`(?m)^-- \S+\.go: .*$`)
 
-// statementFiles are where the listing of all statements may be.
-var statementFiles = []string{"internal/tests/testdata/statements.sql", "internal/tests/testdata/statements.sql"}
+// statementFiles are the listings of all statements.
+var statementFiles = []string{"internal/tests/testdata/statements.sql", "internal/tests/testdata/onceqops.sql"}
 
 // statements measures the listing of all statements, and the migrations.
 func statements(all map[string]value, root string) error {
-	var listing []byte
-	for _, name := range statementFiles {
-		if raw, err := os.ReadFile(filepath.Join(root, name)); err == nil {
-			listing = raw
-		}
-	}
-	if listing == nil {
-		return fmt.Errorf("the listing of all statements is in none of %q", statementFiles)
-	}
 	var count, lines value
 	var bodies [][]string
-	for _, text := range statementHead.Split(string(listing), -1)[1:] {
-		body := strings.Split(strings.TrimSpace(text), "\n")
-		count.n++
-		lines.n += len(body)
-		bodies = append(bodies, normal(body))
+	for _, name := range statementFiles {
+		listing, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			return err
+		}
+		for _, text := range statementHead.Split(string(listing), -1)[1:] {
+			body := strings.Split(strings.TrimSpace(text), "\n")
+			count.n++
+			lines.n += len(body)
+			bodies = append(bodies, normal(body))
+		}
 	}
 	all["statements in Go"], all["lines of statements in Go"] = count, lines
 	all["groups of near-copies among statements"] = nearCopies(bodies)

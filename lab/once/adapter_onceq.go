@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // onceqAdapter uses HandleTx and Once, with a lease of two seconds in place of thirty.
@@ -145,7 +146,7 @@ func (a *onceqAdapter) work(ctx context.Context, c crew, handle func(context.Con
 }
 
 func (a *onceqAdapter) left(ctx context.Context) (int, error) {
-	return a.q.Count(ctx, a.pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}})
+	return onceqops.New(a.q).Count(ctx, a.pool, onceqops.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}})
 }
 
 func (a *onceqAdapter) silence(context.Context) error { return nil } // the lease

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // laneOf gives the lane of a work: works of a form that producers choose at about the same time share one. New works have
@@ -144,10 +145,10 @@ func redrive(ctx context.Context, q *onceq.Queue, pool *pgxpool.Pool, all bool) 
 	if all {
 		some = 0
 	}
-	n, _, _ := q.RedriveMany(ctx, pool, onceq.Filter{Kind: formHalt, States: []onceq.State{onceq.StateDead}})
-	parts, _, _ := q.RedriveMany(ctx, pool, onceq.Filter{Kind: formPart, States: []onceq.State{onceq.StateDead}, Limit: some})
+	n, _, _ := onceqops.New(q).RedriveMany(ctx, pool, onceqops.Filter{Kind: formHalt, States: []onceq.State{onceq.StateDead}})
+	parts, _, _ := onceqops.New(q).RedriveMany(ctx, pool, onceqops.Filter{Kind: formPart, States: []onceq.State{onceq.StateDead}, Limit: some})
 	waiting := slices.Concat(laneForms, limitForms, []string{formFlow})
-	more, _, _ := q.RedriveMany(ctx, pool, onceq.Filter{
+	more, _, _ := onceqops.New(q).RedriveMany(ctx, pool, onceqops.Filter{
 		Kind: waiting[rand.IntN(len(waiting))], States: []onceq.State{onceq.StateCancelled}, Limit: rand.IntN(4),
 	})
 	return n + parts + more

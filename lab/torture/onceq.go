@@ -20,6 +20,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -179,7 +180,7 @@ func (e onceqEnqueuer) pipeline(ctx context.Context, op, first string, works []w
 
 func (e onceqEnqueuer) cancel(ctx context.Context, id int64) error {
 	if rand.IntN(2) == 0 {
-		if _, _, err := e.q.CancelGroup(ctx, e.pool, id); !errors.Is(err, onceq.ErrNotFound) {
+		if _, _, err := onceqops.New(e.q).CancelGroup(ctx, e.pool, id); !errors.Is(err, onceq.ErrNotFound) {
 			return err
 		}
 	}
@@ -705,9 +706,9 @@ func (onceqSystem) settle(ctx context.Context, pool *pgxpool.Pool, calls []call)
 		}
 	}
 	n := 0
-	filter := onceq.Filter{States: []onceq.State{onceq.StateHeld, onceq.StateCancelled, onceq.StateDead}, Limit: 1000}
+	filter := onceqops.Filter{States: []onceq.State{onceq.StateHeld, onceq.StateCancelled, onceq.StateDead}, Limit: 1000}
 	for {
-		page, err := q.List(ctx, pool, filter)
+		page, err := onceqops.New(q).List(ctx, pool, filter)
 		if err != nil || len(page) == 0 {
 			return n, err
 		}
@@ -716,7 +717,7 @@ func (onceqSystem) settle(ctx context.Context, pool *pgxpool.Pool, calls []call)
 			if i%2 == 1 || !outside(j.Kind) {
 				continue
 			}
-			effects, err := q.Effects(ctx, pool, j.ID)
+			effects, err := onceqops.New(q).Effects(ctx, pool, j.ID)
 			if err != nil {
 				return n, err
 			}
@@ -728,7 +729,7 @@ func (onceqSystem) settle(ctx context.Context, pool *pgxpool.Pool, calls []call)
 				if receipt, applied := receipts[identity(j.ID, j.CreatedAt)]; applied {
 					decision = onceq.Applied(receipt)
 				}
-				if err := q.Resolve(ctx, pool, j.ID, e.Name, decision); err != nil {
+				if err := onceqops.New(q).Resolve(ctx, pool, j.ID, e.Name, decision); err != nil {
 					return n, err
 				}
 				n++

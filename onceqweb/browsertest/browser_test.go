@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqweb"
 	"github.com/onceq/onceq/onceqweb/internal/trouble"
 	"github.com/onceq/onceq/queuetest"
@@ -299,7 +300,7 @@ func TestBrowser_FollowsTheDatabase(t *testing.T) {
 
 	run(t, ctx, chromedp.Navigate(s.base+fmt.Sprintf("job?id=%d", d.Retrying)), chromedp.WaitVisible(`main[data-following]`),
 		chromedp.SendKeys(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, "half a senten"))
-	_, err = db.Queue.Retry(t.Context(), db.Pool, d.Retrying)
+	_, err = onceqops.New(db.Queue).Retry(t.Context(), db.Pool, d.Retrying)
 	require.NoError(t, err)
 	var typed string
 	run(t, ctx, hides("the next one is due at"), chromedp.Value(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, &typed))
@@ -309,7 +310,7 @@ func TestBrowser_FollowsTheDatabase(t *testing.T) {
 	_, err = db.Queue.Cancel(t.Context(), db.Pool, d.Retrying)
 	require.NoError(t, err)
 	run(t, ctx, shows("cancelled"))
-	require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, d.Retrying))
+	require.NoError(t, onceqops.New(db.Queue).Discard(t.Context(), db.Pool, d.Retrying))
 	run(t, ctx, chromedp.Sleep(3*time.Second), chromedp.Value(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, &typed))
 	require.Equal(t, "half a senten", typed)
 	run(t, ctx, chromedp.Evaluate(`document.activeElement.blur(); for (const input of document.querySelectorAll("input[name=why]")) input.value = ""`, nil),
@@ -428,7 +429,7 @@ func TestBrowser_Groups(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(fmt.Sprintf("%sgroup?id=%d", s.base, other.Then.ID)), shows("members are unfinished"),
 		chromedp.Click(`a.danger`), shows("Are you sure?"),
 		chromedp.SendKeys(`input[name="why"]`, "not wanted"), chromedp.Click(`form[action="./act"] button`), shows("3 jobs cancelled"))
-	n, err := db.Queue.Count(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCancelled}})
+	n, err := onceqops.New(db.Queue).Count(t.Context(), db.Pool, onceqops.Filter{States: []onceq.State{onceq.StateCancelled}})
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
 }
@@ -450,7 +451,7 @@ func TestBrowser_LanesAndMoves(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(s.base+"jobs?queue=acounts"), shows("book"), chromedp.Click(`input[name="all"]`), chromedp.Click(`button[value="move-many"]`), shows("To queue"),
 		chromedp.SendKeys(`input[name="to"]`, "accounts"), chromedp.SendKeys(`input[name="why"]`, "misspelt"), chromedp.Click(`form[action="./act"] button`),
 		shows(`3 moved to queue "accounts"`))
-	n, err := db.Queue.Count(t.Context(), db.Pool, onceq.Filter{Queue: "accounts"})
+	n, err := onceqops.New(db.Queue).Count(t.Context(), db.Pool, onceqops.Filter{Queue: "accounts"})
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -65,9 +66,9 @@ func TestAgent_AButtonDecides(t *testing.T) {
 			h := handler(outside{provider.Client(), provider.URL})
 
 			require.Equal(t, onceq.StateDelayed, db.RunOne(h).State)
-			why, err := db.Queue.Explain(t.Context(), db.Pool, r.ID)
+			why, err := onceqops.New(db.Queue).Explain(t.Context(), db.Pool, r.ID)
 			require.NoError(t, err)
-			require.Equal(t, onceq.CauseEvent, why.Cause())
+			require.Equal(t, onceqops.CauseEvent, why.Cause())
 			require.Empty(t, w.orders)
 			require.Empty(t, db.Drain(h), "it holds nothing until somebody decides")
 			stream, err := http.Get(web.URL + "/7/events")
@@ -129,7 +130,7 @@ func TestAgent_KeepsToItsBudget(t *testing.T) {
 	job, err := db.Queue.Get(t.Context(), db.Pool, r.ID)
 	require.NoError(t, err)
 	require.Zero(t, job.Attempts, "a provider that is busy spends no attempt")
-	limit, err := db.Queue.Limit(t.Context(), db.Pool, "model")
+	limit, err := onceqops.New(db.Queue).Limit(t.Context(), db.Pool, "model")
 	require.NoError(t, err)
 	require.NotNil(t, limit.Pause, "all tasks wait")
 	db.Advance(31e9)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // site is the page of a task: what the agent does now, what it wants to do, and two buttons. Put your log-in in front of it.
@@ -64,11 +65,12 @@ func look(ctx context.Context, q *onceq.Queue, pool *pgxpool.Pool, id string) (v
 	if err != nil || job.State != onceq.StateDelayed {
 		return v, err
 	}
-	why, err := q.Explain(ctx, pool, job.ID)
-	if err != nil || why.Cause() != onceq.CauseEvent {
+	ops := onceqops.New(q)
+	why, err := ops.Explain(ctx, pool, job.ID)
+	if err != nil || why.Cause() != onceqops.CauseEvent {
 		return v, err
 	}
-	effects, err := q.Effects(ctx, pool, job.ID)
+	effects, err := ops.Effects(ctx, pool, job.ID)
 	for _, e := range effects {
 		if turn := strings.TrimPrefix(why.Reasons[0].Key, id+"/"); e.Name == "model/"+turn {
 			v.Turn, err = turn, json.Unmarshal(e.Result, &v.Wants)

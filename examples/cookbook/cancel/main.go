@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
+	"github.com/onceq/onceq/onceqops"
 )
 
 type work struct {
@@ -33,7 +34,7 @@ func deleteUser(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, id int)
 		if _, err := tx.Exec(ctx, `delete from users where id = $1`, id); err != nil {
 			return err
 		}
-		cancelled, running, err := q.CancelMany(ctx, tx, onceq.Filter{Scope: fmt.Sprintf("user:%d", id)})
+		cancelled, running, err := onceqops.New(q).CancelMany(ctx, tx, onceqops.Filter{Scope: fmt.Sprintf("user:%d", id)})
 		fmt.Println("cancelled:", cancelled, "told to end:", running)
 		return err
 	})
@@ -77,7 +78,7 @@ func main() {
 	info, err := q.Get(ctx, pool, running.ID)
 	example.Check(err)
 	fmt.Println("export:", info.State)
-	left, err := q.List(ctx, pool, onceq.Filter{Kind: remind.Name, States: []onceq.State{onceq.StateDelayed}})
+	left, err := onceqops.New(q).List(ctx, pool, onceqops.Filter{Kind: remind.Name, States: []onceq.State{onceq.StateDelayed}})
 	example.Check(err)
 	fmt.Println("reminders of others:", len(left))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -66,7 +67,7 @@ func TestDeliver_BusyEndpointIsLeftAlone(t *testing.T) {
 	db.Drain(h)
 	require.Equal(t, 1, busy.requests)
 	require.Equal(t, []string{"evt_1", "evt_2", "evt_3"}, well.events)
-	limit, err := db.Queue.Limit(t.Context(), db.Pool, "endpoint/1")
+	limit, err := onceqops.New(db.Queue).Limit(t.Context(), db.Pool, "endpoint/1")
 	require.NoError(t, err)
 	require.NotNil(t, limit.Pause)
 	db.Advance(59 * time.Minute)

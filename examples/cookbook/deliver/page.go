@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // page lists the latest deliveries to an endpoint, and sends one again. Put your log-in in front of it, which decides whose
@@ -17,7 +18,7 @@ import (
 func page(q *onceq.Queue, pool *pgxpool.Pool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /endpoints/{endpoint}", func(w http.ResponseWriter, r *http.Request) {
-		jobs, err := q.List(r.Context(), pool, onceq.Filter{Kind: deliver.Name, Scope: "endpoint/" + r.PathValue("endpoint")})
+		jobs, err := onceqops.New(q).List(r.Context(), pool, onceqops.Filter{Kind: deliver.Name, Scope: "endpoint/" + r.PathValue("endpoint")})
 		if err != nil {
 			http.Error(w, "try again", http.StatusServiceUnavailable)
 			return
@@ -40,9 +41,9 @@ func page(q *onceq.Queue, pool *pgxpool.Pool) http.Handler {
 				_, err = q.Enqueue(r.Context(), pool, again)
 			}
 		case onceq.StateDead:
-			_, err = q.Redrive(r.Context(), pool, id)
+			_, err = onceqops.New(q).Redrive(r.Context(), pool, id)
 		default:
-			_, err = q.Retry(r.Context(), pool, id) // now, and not when its pause is over
+			_, err = onceqops.New(q).Retry(r.Context(), pool, id) // now, and not when its pause is over
 		}
 		if err != nil {
 			http.Error(w, "try again", http.StatusServiceUnavailable)

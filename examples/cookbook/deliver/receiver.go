@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
+	"github.com/onceq/onceq/onceqops"
 )
 
 const secret = "whsec_b25jZXEgc2hvd3MgaG93IHRvIHNpZ24gaXQ="
@@ -56,7 +57,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func settle(ctx context.Context, q *onceq.Queue, pool *pgxpool.Pool) {
 	live := []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}
 	for {
-		n, err := q.Count(ctx, pool, onceq.Filter{Kind: deliver.Name, States: live})
+		n, err := onceqops.New(q).Count(ctx, pool, onceqops.Filter{Kind: deliver.Name, States: live})
 		example.Check(err)
 		if n == 0 {
 			return

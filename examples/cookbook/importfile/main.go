@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
+	"github.com/onceq/onceq/onceqops"
 )
 
 // files stands for the place where uploads are stored.
@@ -89,7 +90,7 @@ func main() {
 	var prices int
 	example.Check(pool.QueryRow(ctx, `select count(*) from prices`).Scan(&prices))
 	fmt.Println("prices:", prices)
-	wrong, err := q.List(ctx, pool, onceq.Filter{Kind: importRow.Name, States: []onceq.State{onceq.StateDead}})
+	wrong, err := onceqops.New(q).List(ctx, pool, onceqops.Filter{Kind: importRow.Name, States: []onceq.State{onceq.StateDead}})
 	example.Check(err)
 	for _, job := range wrong {
 		fmt.Println(job.Errors[len(job.Errors)-1].Error)

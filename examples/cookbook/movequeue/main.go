@@ -7,6 +7,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
+	"github.com/onceq/onceq/onceqops"
 )
 
 func key(to string) string { return "mail:" + to }
@@ -43,7 +44,7 @@ func main() {
 }
 
 func stats(ctx context.Context, q *onceq.Queue) {
-	all, err := q.Stats(ctx, onceq.DefaultQueue, "mails")
+	all, err := onceqops.New(q).Stats(ctx, onceq.DefaultQueue, "mails")
 	example.Check(err)
 	for _, s := range all {
 		fmt.Println("waiting in", s.Queue+":", s.Waiting+s.Delayed+s.Retrying+s.Leased)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -26,9 +27,9 @@ func TestSignup_RemindsAfterThreeDays(t *testing.T) {
 	h := handler(mailer{server.Client(), server.URL}, threeDays)
 
 	require.Equal(t, onceq.StateDelayed, db.RunOne(h).State)
-	why, err := q.Explain(ctx, db.Pool, r.ID)
+	why, err := onceqops.New(q).Explain(ctx, db.Pool, r.ID)
 	require.NoError(t, err)
-	require.Equal(t, onceq.CauseEvent, why.Cause())
+	require.Equal(t, onceqops.CauseEvent, why.Cause())
 	db.Advance(71 * time.Hour)
 	require.Empty(t, db.Drain(h), "it waits")
 	db.Advance(2 * time.Hour)

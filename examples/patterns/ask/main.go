@@ -10,6 +10,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
+	"github.com/onceq/onceq/onceqops"
 )
 
 var (
@@ -58,7 +59,7 @@ func main() {
 	fmt.Println("fax:", info.State)
 
 	// Somebody has looked at the machine's journal.
-	example.Check(q.Resolve(ctx, pool, held.ID, "send", onceq.Applied(true)))
+	example.Check(onceqops.New(q).Resolve(ctx, pool, held.ID, "send", onceq.Applied(true)))
 	example.Drain(ctx, q, faxes)
 
 	example.Work(ctx, q, mailer)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -144,7 +145,7 @@ func Make(t testing.TB, db *queuetest.DB) *Database {
 		stop()
 		<-ended
 	})
-	require.Eventually(t, func() bool { list, err := q.Workers(ctx, db.Pool); return err == nil && len(list) == 1 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { list, err := onceqops.New(q).Workers(ctx, db.Pool); return err == nil && len(list) == 1 }, time.Minute, 10*time.Millisecond)
 	_, err = db.Pool.Exec(ctx, `
 insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
 values (7, 60000000, statement_timestamp() - interval '9 hours', statement_timestamp() - interval '5 minutes', 4711, 1, 'web-3', 'v0.1.0', '{"mail": 10}', '{remind,welcome}')`)

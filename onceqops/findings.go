@@ -1,8 +1,7 @@
-package onceq
+package onceqops
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -11,6 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // What Health says of queues, and of those who work them.
@@ -31,7 +33,7 @@ func (x *examination) queues(ctx context.Context) error {
 		return err
 	}
 	x.workers = slices.DeleteFunc(x.workers, func(w WorkerInfo) bool { return w.Stale })
-	kindPaused := slices.ContainsFunc(pauses, func(p Pause) bool { return p.Kind != "" })
+	kindPaused := slices.ContainsFunc(pauses, func(p onceq.Pause) bool { return p.Kind != "" })
 	var look []string // whose jobs are looked at
 	waits := func(s QueueStats) bool { return s.Oldest > x.limits.waiting && s.Paused.IsZero() }
 	for _, s := range x.stats {
@@ -137,7 +139,7 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 		plus = "+"
 	}
 	f.Detail = fmt.Sprintf("the oldest job of queue %q has been due for %s; %d%s %s", s.Queue, s.Oldest.Round(time.Second), s.Waiting, plus,
-		either(s.Waiting, "waits for its first attempt", "wait for their first attempt"))
+		table.Either(s.Waiting, "waits for its first attempt", "wait for their first attempt"))
 	if s.Retrying > 0 {
 		f.Detail += fmt.Sprintf(" and %d%s for another", s.Retrying, plus)
 	}
@@ -156,14 +158,14 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 			f.Advice = "start one, or is the queue's name spelt wrong where the jobs are enqueued? The list of workers says what they serve"
 		}
 	case s.Leased > 0:
-		f.Detail += fmt.Sprintf(", and %d%s %s with workers", s.Leased, plus, either(s.Leased, "is", "are")) + x.drain(s)
+		f.Detail += fmt.Sprintf(", and %d%s %s with workers", s.Leased, plus, table.Either(s.Leased, "is", "are")) + x.drain(s)
 		f.Advice = "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang"
 	default:
 		none := "none is running"
 		if s.More {
 			none = "none of those that were looked at is running"
 		}
-		f.Detail += fmt.Sprintf(", and %s although %s", none, numbered(serving, "worker serves the queue", "workers serve the queue"))
+		f.Detail += fmt.Sprintf(", and %s although %s", none, table.Numbered(serving, "worker serves the queue", "workers serve the queue"))
 		if f.Advice = "have these a handler for the kinds, and a connection, if that is transactional? The explanation of a job says it"; kindPaused {
 			f.Detail += "; a kind is paused"
 		} else {
@@ -172,7 +174,7 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 	}
 	if serving := x.serving(s.Queue); len(serving) > 0 {
 		if n, kinds := stuckIn(serving, s.Queue); n > 0 {
-			f.Detail += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended", numbered(n, "slot is", "slots are"), kinds)
+			f.Detail += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended", table.Numbered(n, "slot is", "slots are"), kinds)
 			f.Advice = endStuck
 		} else if starving(serving) {
 			f.Detail += "; " + waitsStarved
@@ -190,7 +192,7 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 func (x *examination) stuck(context.Context) error {
 	host, _ := os.Hostname()
 	own := false
-	x.q.late.Range(func(_, _ any) bool { own = true; return false })
+	root.Late(x.q.q, func(string, int64, time.Time) { own = true })
 	told := make(map[string]bool) // processes: workers of one have one pool
 	for _, w := range x.workers {
 		mine := w.Host == host && w.Process == os.Getpid()
@@ -246,7 +248,8 @@ select n.queue, j.kind, pg_catalog.min(j.id) filter (where j.lost > 1), pg_catal
 
 // jobs looks at the first due jobs of queues: for kinds of which no worker has a handler, and for jobs that may end their
 // process each time that they run.
-func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause) (map[string]head, error) {
+func (x *examination) jobs(ctx context.Context, queues []string,
+	pauses []onceq.Pause) (map[string]head, error) {
 	heads := make(map[string]head)
 	return heads, x.each(ctx, readHead, []any{queues, x.limits.waiting.Microseconds(), headSize}, func(rows pgx.Rows) error {
 		var queue, kind string
@@ -270,7 +273,7 @@ func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause)
 		serving := x.serving(queue)
 		if len(serving) == 0 || // waiting says that
 			slices.ContainsFunc(serving, func(w WorkerInfo) bool { return slices.Contains(w.Kinds, kind) }) ||
-			slices.ContainsFunc(pauses, func(p Pause) bool { return p.Kind == kind || p.Queue == queue }) {
+			slices.ContainsFunc(pauses, func(p onceq.Pause) bool { return p.Kind == kind || p.Queue == queue }) {
 			h.late = h.late || late
 			return nil
 		}
@@ -379,15 +382,15 @@ with recursive line (lane, k) as (
                         case when (j.progress ->> 'claims'::text)::bigint = j.claims then (j.progress ->> 'since'::text)::timestamptz -- beats write it
                              else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0)::float8 * interval '1 microsecond' end as since
                    from onceq.lane_places p
-                  cross join lateral (select * from onceq.jobs where id = p.id and ` + placeOfJob + ` offset 0) j
+                  cross join lateral (select * from onceq.jobs where id = p.id and ` + table.PlaceOfJob + ` offset 0) j
                   where p.lane = l.lane and j.leased_until is not null
                   limit 1000) j) h
    where l.lane is not null and h.since < statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
-     and h.live >= least(1000, ` + limitOf("l.lane") + `)
+     and h.live >= least(1000, ` + table.LimitOf("l.lane") + `)
    limit 20)
 select h.lane, h.id, h.since, h.worker, w.waiting
   from hang h
- cross join lateral ` + waitingIn("h.lane", "1000") + ` w
+ cross join lateral ` + table.WaitingIn("h.lane", "1000") + ` w
  where w.oldest < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
  order by h.since, h.lane`
 
@@ -414,7 +417,7 @@ func (x *examination) hangs(ctx context.Context) error {
 		}
 		x.found = append(x.found, Finding{
 			What: "hang", JobID: id, Since: since,
-			Detail: fmt.Sprintf("%s is full: job %d has held it since %s, in %s, whose lease goes on, and %d%s %s", name, id, stamp(since), where, n, more, either(n, "job waits for it", "jobs wait for it")),
+			Detail: fmt.Sprintf("%s is full: job %d has held it since %s, in %s, whose lease goes on, and %d%s %s", name, id, table.Stamp(since), where, n, more, table.Either(n, "job waits for it", "jobs wait for it")),
 			Advice: "a handler may hang: look at what that process does, and what it logged last; cancel the job, or end the process, and the others go on; give the kind a time limit (Timeout) that ends such a handler",
 		})
 		return nil
@@ -443,8 +446,8 @@ took as materialized (
 select l.lane, w.waiting, m.most, w.oldest, s.n, s.rate, s.per, s.burst, coalesce(c.took, 0)
   from (select greatest(1000, 100000 / greatest(1, count(*))) as most from line) m
  cross join line l
- cross join lateral ` + waitingIn("l.lane", "m.most") + ` w
-  left join lateral ` + limitRow("l.lane", `s.lane, s.n, s.rate, s.per, s.burst`) + ` s on true
+ cross join lateral ` + table.WaitingIn("l.lane", "m.most") + ` w
+  left join lateral ` + table.LimitRow("l.lane", `s.lane, s.n, s.rate, s.per, s.burst`) + ` s on true
   left join lateral (
        select j.kind
          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -476,11 +479,11 @@ func (x *examination) slow(ctx context.Context) error {
 			more = "+"
 		}
 		if n == nil {
-			unset = append(unset, fmt.Sprintf("%q (%d%s %s)", lane[1:], waiting, more, either(waiting, "job", "jobs")))
+			unset = append(unset, fmt.Sprintf("%q (%d%s %s)", lane[1:], waiting, more, table.Either(waiting, "job", "jobs")))
 			return nil
 		}
 		limit, seconds := limitOfRow(*n, rate, per, burst), 0.0
-		if *n < noCap {
+		if *n < table.NoCap {
 			seconds = float64(waiting) * took / float64(*n)
 		}
 		if rate != nil {
@@ -514,56 +517,34 @@ select minute from onceq.job_counts
    and minute < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond' - interval '1 hour'
  order by minute
  limit 1`
-	return x.each(ctx, left, []any{countsKept.Microseconds()}, func(rows pgx.Rows) error {
+	return x.each(ctx, left, []any{table.CountsKept.Microseconds()}, func(rows pgx.Rows) error {
 		var minute time.Time
 		if err := rows.Scan(&minute); err != nil {
 			return err
 		}
-		f := Finding{What: "reaper", Since: minute.Add(countsKept), Advice: "run a Reaper in one of the application's processes (NewReaper): without one the tables grow"}
-		f.Detail = "no Reaper has run since " + stamp(f.Since) + " or before: what workers counted until then is still there"
+		f := Finding{What: "reaper", Since: minute.Add(table.CountsKept), Advice: "run a Reaper in one of the application's processes (NewReaper): without one the tables grow"}
+		f.Detail = "no Reaper has run since " + table.Stamp(f.Since) + " or before: what workers counted until then is still there"
 		x.found = append(x.found, f)
 		return nil
 	})
 }
 
-// What is said of the rows that lanes, limits and groups need (rowsLack).
-const (
-	linesLack = "rows of lane_locks or lane_calls are missing, without which no lane, limit or group goes on"
-	linesBack = "somebody has emptied the tables, or copied them without data; Queue.Check puts the rows back, as " +
-		"each worker does when it starts, and within seconds while it has lanes to look at; its log says if it cannot"
-)
-
-// metaLacks says that the row of meta is missing, and what puts it back.
-func metaLacks(q *Queue) Finding {
-	return Finding{
-		What: "missing_rows", Severe: true,
-		Detail: fmt.Sprintf("the table meta of schema %q is empty: somebody has emptied the tables, or copied them "+
-			"without data", q.schema),
-		Advice: fmt.Sprintf("if the tables are of version %d, put its row back as the role that ran the migrations: "+
-			"insert into %s (version) values (%[1]d); its column installation is part of each idempotency key that "+
-			"goes to a provider: if calls of unknown outcome went out from here, set it to what a backup has, or "+
-			"else call NewInstallation", SchemaVersion, q.sql("onceq.meta")),
-	}
-}
-
-// noMeta is the same as an error.
-func noMeta(q *Queue) error {
-	f := metaLacks(q)
-	return errors.New("onceq: " + f.Detail + "; " + f.Advice)
-}
+const linesBack = "somebody has emptied the tables, or copied them without data; Queue.Check puts the rows back, as " +
+	"each worker does when it starts, and within seconds while it has lanes to look at; its log says if it cannot"
 
 // rows looks for the rows that migrations insert and that nothing deletes.
 func (x *examination) rows(ctx context.Context) error {
-	return x.each(ctx, lacksRows, nil, func(rows pgx.Rows) error {
+	return x.each(ctx, table.LacksRows, nil, func(rows pgx.Rows) error {
 		var meta, lacks bool
 		if err := rows.Scan(&lacks, &meta); err != nil {
 			return err
 		}
 		if !meta {
-			x.found = append(x.found, metaLacks(x.q))
+			detail, advice := root.MetaLacks(x.q.q)
+			x.found = append(x.found, Finding{What: "missing_rows", Severe: true, Detail: detail, Advice: advice})
 		}
 		if lacks {
-			x.found = append(x.found, Finding{What: "missing_rows", Severe: true, Detail: linesLack, Advice: linesBack})
+			x.found = append(x.found, Finding{What: "missing_rows", Severe: true, Detail: table.LinesLack, Advice: linesBack})
 		}
 		return nil
 	})

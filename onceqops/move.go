@@ -1,21 +1,14 @@
-package onceq
+package onceqops
 
 import (
 	"context"
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
-
-// Moving a job changes its queue, where nobody has it: a claim that is under way and a move meet in the lock of the job's
-// row, and whoever comes second finds that its condition no longer holds. The effects of a job (Once) are found by its queue,
-// so they move too, in the same statement. A job whose lease ran out stays where it is, because its former holder may be
-// about to write an intent under the old queue: the next claim or Cancel settles that. An effect that is under way when its job
-// is given back, and moves, finds its fence again (effectScope).
-
-// moveJobs calls move, whose comment says what it does.
-const moveJobs = `select n from onceq.move($1::bigint[], $2::text, $3::bigint, $4::bool) n`
 
 // Move moves an unfinished job that nobody has into another queue, inside db, and reports whether it did: it is
 // false for a job that runs or is finished, for one whose lease has just run out or whose row a transaction has
@@ -27,8 +20,8 @@ const moveJobs = `select n from onceq.move($1::bigint[], $2::text, $3::bigint, $
 // an *InvalidError.
 //
 // The queue that a kind's jobs go to is in its code: jobs that are enqueued later are not moved.
-func (q *Queue) Move(ctx context.Context, db DB, id int64, queue string) (moved bool, err error) {
-	if err := checkName("queue", queue, MaxNameBytes); err != nil {
+func (q *Ops) Move(ctx context.Context, db onceq.DB, id int64, queue string) (moved bool, err error) {
+	if err := checkName("queue", queue, onceq.MaxNameBytes); err != nil {
 		return false, err
 	}
 	n, err := q.move(ctx, db, []int64{id}, queue)
@@ -38,11 +31,11 @@ func (q *Queue) Move(ctx context.Context, db DB, id int64, queue string) (moved 
 	return n > 0, err
 }
 
-func (q *Queue) move(ctx context.Context, db DB, ids []int64, queue string) (moved int, err error) {
-	err = q.send(ctx, db, forCaller, moveJobs, []any{ids, queue, rand.Int64(), outside(db)}, row(&moved))
+func (q *Ops) move(ctx context.Context, db onceq.DB, ids []int64, queue string) (moved int, err error) {
+	err = q.send(ctx, db, forCaller, table.MoveJobs, []any{ids, queue, rand.Int64(), root.Outside(db)}, row(&moved))
 	switch {
 	case sqlstate.Of(err) == "23505": // another job that had the id has an effect of the same name there
-		return 0, fmt.Errorf("%w: move: %w", ErrIDTaken, err)
+		return 0, fmt.Errorf("%w: move: %w", onceq.ErrIDTaken, err)
 	case err != nil:
 		return 0, fmt.Errorf("onceq: move: %w", err)
 	}
@@ -50,15 +43,15 @@ func (q *Queue) move(ctx context.Context, db DB, ids []int64, queue string) (mov
 }
 
 // movable are the states in which a job can be moved.
-var movable = []State{StateWaiting, StateDelayed, StateRetrying}
+var movable = []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}
 
 // MoveMany moves the jobs that the filter chooses into another queue, newest first, 500 a statement, each as Move does, and
 // returns how many. By default it chooses jobs in all of the states StateWaiting, StateDelayed and StateRetrying;
 // Filter.States may name some of them. A filter without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit is how many
 // jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the count is right even if there is
 // an error.
-func (q *Queue) MoveMany(ctx context.Context, db DB, filter Filter, queue string) (moved int, err error) {
-	if err := checkName("queue", queue, MaxNameBytes); err != nil {
+func (q *Ops) MoveMany(ctx context.Context, db onceq.DB, filter Filter, queue string) (moved int, err error) {
+	if err := checkName("queue", queue, onceq.MaxNameBytes); err != nil {
 		return 0, err
 	}
 	filter.byDefault(movable...)
@@ -71,7 +64,7 @@ func (q *Queue) MoveMany(ctx context.Context, db DB, filter Filter, queue string
 }
 
 // WouldMove says which jobs MoveMany would try with this filter: how many, and which.
-func (q *Queue) WouldMove(ctx context.Context, db DB, filter Filter) (Choice, error) {
+func (q *Ops) WouldMove(ctx context.Context, db onceq.DB, filter Filter) (Choice, error) {
 	filter.byDefault(movable...)
 	return q.choose(ctx, db, filter, movable)
 }

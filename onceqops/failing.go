@@ -1,4 +1,4 @@
-package onceq
+package onceqops
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/table"
 )
 
 // What Health says of kinds whose handlers fail.
@@ -46,7 +48,7 @@ select f.queue, f.kind, f.since, f.bad, f.completed, coalesce(e.text, ''), coale
                union all
                select pg_catalog.left(h.errors -> -1 ->> 'error'::text, 300)
                  from (select kind, errors from onceq.job_history
-                        where queue = f.queue and state = ` + sqlJobDead + ` order by id desc limit 300) h
+                        where queue = f.queue and state = ` + table.JobDead + ` order by id desc limit 300) h
                 where h.kind = f.kind) e
         where text <> ''
         group by pg_catalog.regexp_replace(text, '[0-9]+', '#', 'g')
@@ -65,7 +67,7 @@ func (x *examination) failing(ctx context.Context) error {
 		}
 		f.Since = f.Since.Truncate(time.Minute)
 		f.Detail = fmt.Sprintf("of %d attempts at jobs of kind %q in queue %q since %s, %d have failed (%d%%)",
-			bad+done, f.Kind, f.Queue, stamp(f.Since), bad, 100*bad/(bad+done))
+			bad+done, f.Kind, f.Queue, table.Stamp(f.Since), bad, 100*bad/(bad+done))
 		if done == 0 {
 			f.Detail, f.Severe = f.Detail+", and none was completed", bad >= failingFrom
 		}

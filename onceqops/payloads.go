@@ -1,4 +1,4 @@
-package onceq
+package onceqops
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/onceq/onceq"
 )
 
 // BacklogCheck is what CheckPayloads found for the jobs of one kind.
@@ -40,16 +42,16 @@ const cronKind = "onceqcron"
 // out: their payload is a schedule's name.
 //
 // It reads the jobs in pages, newest first, on the pool. Jobs that are enqueued meanwhile are not looked at.
-func (q *Queue) CheckPayloads(ctx context.Context, handlers ...Handler) ([]BacklogCheck, error) {
-	byKind := make(map[string]Handler, len(handlers))
+func (q *Ops) CheckPayloads(ctx context.Context, handlers ...onceq.Handler) ([]BacklogCheck, error) {
+	byKind := make(map[string]onceq.Handler, len(handlers))
 	for _, h := range handlers {
-		if h.err != nil {
-			return nil, h.err
+		if err := root.Broken(h); err != nil {
+			return nil, err
 		}
-		byKind[h.kind] = h
+		byKind[h.Kind()] = h
 	}
 	found := make(map[string]*BacklogCheck)
-	filter := Filter{Limit: 200, States: []State{StateWaiting, StateDelayed, StateRunning, StateRetrying, StateDead, StateHeld}}
+	filter := Filter{Limit: 200, States: []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying, onceq.StateDead, onceq.StateHeld}}
 	for {
 		jobs, err := q.List(ctx, q.pool, filter)
 		if err != nil {
@@ -69,10 +71,7 @@ func (q *Queue) CheckPayloads(ctx context.Context, handlers ...Handler) ([]Backl
 			if !known {
 				continue
 			}
-			err := protect(func() error {
-				return h.decode(&Lease{ID: j.ID, Kind: j.Kind, Payload: j.Payload, Bytes: j.Bytes})
-			})
-			if err != nil {
+			if err := root.Decode(h, &onceq.Lease{ID: j.ID, Kind: j.Kind, Payload: j.Payload, Bytes: j.Bytes}); err != nil {
 				if c.Failed++; c.Failed <= 10 {
 					c.Errors = append(c.Errors, err.Error())
 				}

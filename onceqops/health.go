@@ -1,20 +1,20 @@
-package onceq
+package onceqops
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Finding is something that slows a queue down, or soon will.
@@ -92,13 +92,17 @@ type healthLimits struct {
 // second each, and returns what it could find, without an error. Questions that have no answer for another reason are an error, together
 // with what was found. Postgres shows the age of another role's transaction only to members of pg_read_all_stats; without that
 // role, such sessions are not found.
-func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, error) {
+func (q *Ops) Health(ctx context.Context, stats ...QueueStats) ([]Finding, error) {
 	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute, hang: 5 * time.Minute, question: 5 * time.Second}, stats...)
 }
 
-func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
-	failing := q.troubles.findings(func(troubleKey) bool { return true })
-	x := examination{q: q, limits: limits, stats: stats, found: failing, live: make(map[string]int64)}
+func (q *Ops) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
+	x := examination{q: q, limits: limits, stats: stats, live: make(map[string]int64)}
+	for _, t := range root.Troubles(q.q) {
+		x.found = append(x.found, Finding{
+			What: "background", Detail: t.Detail, Advice: t.Advice, Queue: t.Queue, Since: t.Since, Error: t.Error,
+		})
+	}
 	err := x.locks(ctx, lockOld)
 	if err != nil {
 		return x.found, err
@@ -148,7 +152,7 @@ func noAnswer(err error) bool {
 
 // examination is one call of Health: each of its methods adds what it finds.
 type examination struct {
-	q       *Queue
+	q       *Ops
 	limits  healthLimits
 	found   []Finding
 	stats   []QueueStats     // of the queues to look at; if there are none, queues fills it in
@@ -173,8 +177,7 @@ func (x *examination) ago(d time.Duration) time.Time {
 }
 
 func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
-	by := reading
-	by.clock = &x.now
+	by := way{How: bridge.Reading, Clock: &x.now}
 	if err := x.q.send(ctx, x.q.pool, by, statement, args, each(scan)); err != nil {
 		return fmt.Errorf("onceq: health: %w", err)
 	}
@@ -209,7 +212,7 @@ select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application
 		if err := rows.Scan(&pid, &user, &app, &state, &since, &tables, &mode, &granted, &blockers); err != nil {
 			return err
 		}
-		f := Finding{What: "lock", Severe: true, Since: orZero(since)}
+		f := Finding{What: "lock", Severe: true, Since: table.OrZero(since)}
 		who := fmt.Sprintf("session %d (user %q, application %q, %s)", pid, user, app, state)
 		f.Advice = fmt.Sprintf("find out what it does; to end it: select pg_terminate_backend(%d)", pid)
 		if pid == 0 {
@@ -219,7 +222,7 @@ select coalesce(l.pid, 0), coalesce(a.usename::text, ''), coalesce(a.application
 			f.Detail = fmt.Sprintf("%s waits to lock %s (%s), for session %s", who, tables, mode, blockers)
 		}
 		if since != nil {
-			f.Detail += ", in a transaction that began at " + stamp(*since)
+			f.Detail += ", in a transaction that began at " + table.Stamp(*since)
 		}
 		f.Detail += ": who needs these tables waits until it ends"
 		all = append(all, f)
@@ -311,11 +314,11 @@ select c.relname,
 		}
 		x.live[name] = alive
 		if !vacuumed {
-			x.add("autovacuum", fmt.Sprintf("%s.%s is not vacuumed automatically", x.q.schema, name),
+			x.add("autovacuum", fmt.Sprintf("%s.%s is not vacuumed automatically", x.q.q.Schema(), name),
 				"turn on autovacuum and track_counts; otherwise the table and its indexes grow without end")
 		}
 		if dead > x.limits.dead && dead > alive {
-			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows and %d live ones", x.q.schema, name, dead, alive),
+			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows and %d live ones", x.q.q.Schema(), name, dead, alive),
 				"if an old transaction is named above, end it; otherwise let autovacuum run more often or with less cost delay")
 		}
 		return nil
@@ -336,7 +339,7 @@ select c.relname::text, t.tgname::text
 		if err := rows.Scan(&table, &name); err != nil {
 			return err
 		}
-		x.add("trigger", fmt.Sprintf("table %s.%s has the trigger %q", x.q.schema, table, name),
+		x.add("trigger", fmt.Sprintf("table %s.%s has the trigger %q", x.q.q.Schema(), table, name),
 			"if it can raise an error, drop it: claims and lanes stand still while it refuses a job")
 		return nil
 	})
@@ -358,7 +361,7 @@ select t.relname, c.relname, pg_catalog.pg_relation_size(c.oid)
 		}
 		const entry = 100 // bytes, a generous estimate
 		if size > 10*entry*x.live[table] {
-			x.add("index_bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", x.q.schema, name, size>>20, x.live[table]),
+			x.add("index_bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", x.q.q.Schema(), name, size>>20, x.live[table]),
 				"reindex it concurrently")
 		}
 		return nil
@@ -368,8 +371,8 @@ select t.relname, c.relname, pg_catalog.pg_relation_size(c.oid)
 // pauses looks for queues, kinds and limits that somebody may have forgotten to resume.
 func (x *examination) pauses(ctx context.Context) error {
 	return x.each(ctx, listPauses, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
-		var p Pause
-		if err := p.scan(rows); err != nil {
+		var p onceq.Pause
+		if err := scanPause(&p, rows); err != nil {
 			return err
 		}
 		advice := "resume it when the reason is over"
@@ -390,7 +393,7 @@ select s.lane, s.ids, -1
   from (select lane, (pg_catalog.array_agg(id order by id))[:5] as ids
           from (select s.lane, s.id
                   from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
-                  join onceq.job_history h on h.id = s.id and ` + laneIn("h.lane") + ` = s.lane and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) h
+                  join onceq.job_history h on h.id = s.id and ` + table.LaneIn("h.lane") + ` = s.lane and h.state in (` + table.JobDead + `, ` + table.JobHeld + `)) h
          group by lane) s
  where exists (select from onceq.job_waits w where w.lane = s.lane offset 0)
 union all
@@ -402,7 +405,7 @@ select l.lane, '{}', l.n
                        select from onceq.job_waits
                         where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond'
                         limit 1) w)
-     or ` + isFamilyLine("l.lane") + ` and exists (
+     or ` + table.IsFamilyLine("l.lane") + ` and exists (
                select from (select lane, run_at from onceq.job_waits
                              where lane > l.lane and lane < pg_catalog.left(l.lane, -1) || '0' -- which comes after the slash
                              order by lane, priority, run_at, id
@@ -444,153 +447,8 @@ func (x *examination) lanes(ctx context.Context) error {
 
 // handlers looks for handlers of this process that do not return.
 func (x *examination) handlers() {
-	x.q.late.Range(func(_, v any) bool {
-		h := v.(lateHandler)
-		x.add("handler", fmt.Sprintf("a handler of kind %q has run for %s and does not return although its context has ended; its lease on job %d was given up", h.lease.Kind, time.Since(h.since).Round(time.Second), h.lease.ID),
+	root.Late(x.q.q, func(kind string, job int64, since time.Time) {
+		x.add("handler", fmt.Sprintf("a handler of kind %q has run for %s and does not return although its context has ended; its lease on job %d was given up", kind, time.Since(since).Round(time.Second), job),
 			"make it return when its context ends; it occupies one of its queue's slots until it returns or this process ends")
-		return true
 	})
-}
-
-// work is a sort of work that workers and Reapers do repeatedly in the background.
-type work struct {
-	name  string // Event.Name
-	doing string
-	until string // what happens while it fails
-}
-
-var (
-	workClaim    = &work{"claim", "claiming jobs", "no job starts"}
-	workRescan   = &work{"rescan", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
-	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
-	workFinish   = &work{"finish", "storing outcomes", "it is not known whether outcomes are recorded; a job whose outcome is not recorded runs again when its lease has run out"}
-	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
-	workPromote  = &work{"promote", "letting jobs into their lanes", "lanes with room may stay still"}
-	workLook     = &work{"look", "looking for jobs that are due", "jobs that no notification announces do not start"}
-	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
-	workPresence = &work{"presence", "writing a worker's row", "Workers and Explain take this worker for one that has gone"}
-	workCount    = &work{"count", "writing what the worker has counted", "Counts is behind"}
-	workReap     = &work{"reap", "reaping", "the tables grow"}
-)
-
-// troubles is the background work of this process that is failing now.
-type troubles struct {
-	open atomic.Int32 // the length of all, so that work that goes well takes no lock
-	mu   sync.Mutex   // guards all, and what it points to
-	all  map[troubleKey]*trouble
-}
-
-type troubleKey struct {
-	owner any // the run of a worker, a Reaper
-	work  *work
-	queue string
-}
-
-type trouble struct {
-	since time.Time
-	count int
-	err   error
-}
-
-// fails reports that background work failed: to the log and the Hook, and in Health until it works again.
-func (q *observer) fails(owner any, w *work, queue string, err error, more ...slog.Attr) {
-	s := &q.troubles
-	s.mu.Lock()
-	key := troubleKey{owner, w, queue}
-	t := s.all[key]
-	if t == nil {
-		t = &trouble{since: time.Now()}
-		if s.all == nil {
-			s.all = make(map[troubleKey]*trouble)
-		}
-		s.all[key] = t
-		s.open.Add(1)
-	}
-	t.count++
-	t.err = err
-	count := t.count
-	s.mu.Unlock()
-	ctx := context.Background()
-	if q.hook != nil {
-		q.hook.Event(ctx, Event{Type: EventBackground, Name: w.name, Queue: queue, Count: count, Err: err})
-	}
-	if queue != "" {
-		more = append(more, slog.String("queue", queue))
-	}
-	q.log.LogAttrs(ctx, EventBackground.Level(), "onceq: "+w.doing+" failed; it will be tried again", append(more, slog.Int("count", count), slog.Any("error", err))...)
-}
-
-// works reports that background work went well.
-func (q *observer) works(owner any, w *work, queue string) {
-	s := &q.troubles
-	if s.open.Load() == 0 {
-		return
-	}
-	s.drop(func(k troubleKey) bool { return k == troubleKey{owner, w, queue} })
-}
-
-// ends reports that the owner does no more work.
-func (q *observer) ends(owner any) {
-	q.troubles.drop(func(k troubleKey) bool { return k.owner == owner })
-}
-
-func (s *troubles) drop(which func(troubleKey) bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for k := range s.all {
-		if which(k) {
-			delete(s.all, k)
-			s.open.Add(-1)
-		}
-	}
-}
-
-// findings returns them, those that have lasted longest first.
-func (s *troubles) findings(which func(troubleKey) bool) []Finding {
-	if s.open.Load() == 0 {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var keys []troubleKey
-	for k := range s.all {
-		if which(k) {
-			keys = append(keys, k)
-		}
-	}
-	slices.SortFunc(keys, func(a, b troubleKey) int {
-		return cmp.Or(s.all[a].since.Compare(s.all[b].since), cmp.Compare(a.work.name, b.work.name), cmp.Compare(a.queue, b.queue))
-	})
-	var found []Finding
-	for _, k := range keys {
-		t := s.all[k]
-		where := ""
-		if k.queue != "" {
-			where = fmt.Sprintf(" of queue %q", k.queue)
-		}
-		found = append(found, Finding{What: "background", Detail: fmt.Sprintf("%s%s has failed %d times since %s; meanwhile %s; the latest error: %v",
-			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), k.work.until, t.err), Advice: adviceFor(t.err), Queue: k.queue, Since: t.since, Error: t.err.Error()})
-	}
-	return found
-}
-
-// adviceFor says what to do about an error of background work.
-func adviceFor(err error) string {
-	switch state := sqlstate.Of(err); {
-	case errors.Is(err, errSilent):
-		return "the work goes on by itself, over new connections; if it happens again, look for what drops connections between this process and the server: a NAT or a firewall that forgets them, a fail-over"
-	case state == "25006":
-		return "the server accepts no writes: connect to the primary instead of a standby"
-	case state == "42501":
-		return "grant the role what migrations.Grants lists"
-	case noTables(err):
-		return "apply the migrations, or set Config.Schema to the right schema"
-	case state == "53300":
-		return "raise the server's max_connections, or lower the pools' MaxConns: a worker opens up to 4 connections of its own in addition to its pool"
-	case state == "55P03" || state == "57014" || state == "" && errors.Is(err, context.DeadlineExceeded):
-		return "look in pg_stat_activity and pg_locks for what keeps it waiting, and end that; or find out why the server is slow"
-	case state == "" || state[:2] == "08" || state[:2] == "57":
-		return "check whether this process reaches the database, and whether the server is up and accepts the role; the work then goes on by itself"
-	}
-	return "the error says why; once that is fixed, the work goes on by itself"
 }

@@ -1,4 +1,4 @@
-package onceq
+package onceqops
 
 import (
 	"context"
@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Cause says why a job is not running, or that it runs.
@@ -56,7 +60,7 @@ type Reason struct {
 	Beat    time.Time    `json:"beat,omitzero"`    // when the lease was last extended, or given
 	Worker  *WorkerInfo  `json:"worker,omitzero"`  // nil for a process that leaves no row: a loop around Queue.Claim, a short Drain
 	Session int          `json:"session,omitzero"` // the server process (pid) whose transaction has the row locked
-	Pause   *Pause       `json:"pause,omitzero"`
+	Pause   *onceq.Pause `json:"pause,omitzero"`
 	Scope   string       `json:"scope,omitzero"`
 	Key     string       `json:"key,omitzero"`
 	Lost    int          `json:"lost,omitzero"`    // with a lease that ran out just now, which JobInfo.Lost counts from the next claim on
@@ -77,8 +81,8 @@ func (r Reason) String() string {
 
 // Explanation is the answer of Explain.
 type Explanation struct {
-	Job JobInfo   `json:"job"` // without its payload, metadata and result, which Get returns; only its ID if the cause is CauseUnknown
-	At  time.Time `json:"at"`  // the database's time
+	Job onceq.JobInfo `json:"job"` // without its payload, metadata and result, which Get returns; only its ID if the cause is CauseUnknown
+	At  time.Time     `json:"at"`  // the database's time
 
 	// Reasons has at least one. The first one is why the job is not running now. If the job waits, those that follow would
 	// keep it waiting after that.
@@ -111,17 +115,17 @@ func (e Explanation) String() string {
 // What it says of the jobs before one, in its lane, its limit or its group, is of one moment. It knows of workers by their rows
 // (Workers), which are up to a minute old: a worker that was killed counts for up to three. Code that loops around Claim leaves none. On
 // Citus it does not look for locks.
-func (q *Queue) Explain(ctx context.Context, db DB, id int64) (Explanation, error) {
+func (q *Ops) Explain(ctx context.Context, db onceq.DB, id int64) (Explanation, error) {
 	return q.whyNot(ctx, db, id, time.Minute)
 }
 
 // whyNot is Explain, with the age from which on a snapshot is old.
-func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) (Explanation, error) {
-	for range settleTries {
-		e := Explanation{Job: JobInfo{ID: id}}
+func (q *Ops) whyNot(ctx context.Context, db onceq.DB, id int64, old time.Duration) (Explanation, error) {
+	for range table.SettleTries {
+		e := Explanation{Job: onceq.JobInfo{ID: id}}
 		known, err := q.job(ctx, db, id, false, nil, nil)
-		if e.At = known.at; errors.Is(err, pgx.ErrNoRows) {
-			if err := q.queryRow(ctx, db, askTime, nil, &e.At); err != nil {
+		if e.At = known.At; errors.Is(err, pgx.ErrNoRows) {
+			if err := q.queryRow(ctx, db, table.AskTime, nil, &e.At); err != nil {
 				return e, fmt.Errorf("onceq: explain: %w", err)
 			}
 			e.add(Reason{
@@ -134,7 +138,7 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 			return e, fmt.Errorf("onceq: explain: %w", err)
 		}
 		e.Job = known.job
-		x := explaining{q: q, db: db, e: &e, old: old, knownJob: known}
+		x := explaining{q: q, db: db, e: &e, old: old, Job: known.Job}
 		if e.Job.State.Finished() {
 			return e, x.finished(ctx)
 		}
@@ -146,27 +150,24 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 			return e, err
 		}
 	}
-	return Explanation{}, fmt.Errorf("%w: job %d changes too often to say", ErrNotFound, id)
+	return Explanation{}, fmt.Errorf("%w: job %d changes too often to say", onceq.ErrNotFound, id)
 }
 
 func (e *Explanation) add(r Reason) { e.Reasons = append(e.Reasons, r) }
 
 // explaining is one call of Explain.
 type explaining struct {
-	q   *Queue
-	db  DB
+	q   *Ops
+	db  onceq.DB
 	e   *Explanation
 	old time.Duration // from which age on a snapshot is reported
 
-	knownJob
+	bridge.Job
 	workers []WorkerInfo
-	pauses  []Pause
+	pauses  []onceq.Pause
 	room    int     // the place, from 1 on, of the reason that says that its lane or limit has room; 0 for none
 	lock    *Reason // a transaction has the row of the job locked, which waits for its lane, its limit or others
 }
-
-// stamp writes a time for people.
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
 func (x *explaining) finished(ctx context.Context) error {
 	j := &x.e.Job
@@ -175,18 +176,18 @@ func (x *explaining) finished(ctx context.Context) error {
 		why = ", with the error: " + j.Errors[n-1].Error
 	}
 	switch j.State {
-	case StateCompleted:
-		x.e.add(Reason{Cause: CauseCompleted, Since: j.FinishedAt, Text: "it was completed at " + stamp(j.FinishedAt)})
-	case StateCancelled:
+	case onceq.StateCompleted:
+		x.e.add(Reason{Cause: CauseCompleted, Since: j.FinishedAt, Text: "it was completed at " + table.Stamp(j.FinishedAt)})
+	case onceq.StateCancelled:
 		if n := len(j.Errors); n > 0 && !j.Errors[n-1].At.Equal(j.FinishedAt) { // that of an attempt before
 			why = ""
 		}
-		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + stamp(j.FinishedAt) + why, Advice: "a redrive runs it again"})
-	case StateDead:
+		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + table.Stamp(j.FinishedAt) + why, Advice: "a redrive runs it again"})
+	case onceq.StateDead:
 		x.e.add(Reason{
 			Cause: CauseDead, Since: j.FinishedAt, Lost: j.Lost,
-			Text: fmt.Sprintf("it is dead since %s, after %s of %d and %s%s", stamp(j.FinishedAt),
-				numbered(j.Attempts, "failed attempt", "failed attempts"), j.MaxAttempts, numbered(j.Lost, "lost lease", "lost leases"), why),
+			Text: fmt.Sprintf("it is dead since %s, after %s of %d and %s%s", table.Stamp(j.FinishedAt),
+				table.Numbered(j.Attempts, "failed attempt", "failed attempts"), j.MaxAttempts, table.Numbered(j.Lost, "lost lease", "lost leases"), why),
 			Advice: "fix the cause and redrive it, or discard it",
 		})
 	default:
@@ -199,13 +200,13 @@ func (x *explaining) finished(ctx context.Context) error {
 		for _, f := range effects {
 			if f.State == "held" {
 				r.Effects = append(r.Effects, f)
-				names = append(names, fmt.Sprintf("%q since %s (%s)", f.Name, stamp(f.Since), f.Detail))
+				names = append(names, fmt.Sprintf("%q since %s (%s)", f.Name, table.Stamp(f.Since), f.Detail))
 			}
 		}
-		r.Text = "it is held since " + stamp(j.FinishedAt) + ", because nobody knows whether these effects happened: " + strings.Join(names, ", ")
+		r.Text = "it is held since " + table.Stamp(j.FinishedAt) + ", because nobody knows whether these effects happened: " + strings.Join(names, ", ")
 		r.Advice = "look each up at the provider under its idempotency key, and say whether it happened (resolve); the job then runs again"
 		if len(names) == 0 {
-			r.Text, r.Advice = "it is held since "+stamp(j.FinishedAt)+why, "no effect of it is held any more: a redrive runs it again"
+			r.Text, r.Advice = "it is held since "+table.Stamp(j.FinishedAt)+why, "no effect of it is held any more: a redrive runs it again"
 		}
 		x.e.add(r)
 	}
@@ -216,10 +217,10 @@ func (x *explaining) finished(ctx context.Context) error {
 // cancelled when it would run, or within a minute.
 func (x *explaining) cancelAsked() {
 	j := &x.e.Job
-	if x.cancelling != nil && j.State != StateRunning {
+	if x.Cancelling != nil && j.State != onceq.StateRunning {
 		x.e.add(Reason{
-			Cause: CauseCancelling, Since: *x.cancelling,
-			Text:   "somebody asked at " + stamp(*x.cancelling) + " to cancel it, while it was held or locked, and nobody has heard of that yet",
+			Cause: CauseCancelling, Since: *x.Cancelling,
+			Text:   "somebody asked at " + table.Stamp(*x.Cancelling) + " to cancel it, while it was held or locked, and nobody has heard of that yet",
 			Advice: fmt.Sprintf("a worker cancels it within a minute; Queue.Cancel does it now, as onceq jobs cancel %d does", j.ID),
 		})
 	}
@@ -242,7 +243,7 @@ func (x *explaining) live(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if j.State == StateRunning || locked && !j.LeasedUntil.IsZero() {
+	if j.State == onceq.StateRunning || locked && !j.LeasedUntil.IsZero() {
 		x.running(lock)
 		return nil
 	}
@@ -284,7 +285,7 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
 	case err != nil:
 		return r, false, fmt.Errorf("onceq: explain: %w", err)
 	}
-	r = Reason{Cause: CauseLocked, Session: orZero(pid), Since: orZero(since)}
+	r = Reason{Cause: CauseLocked, Session: table.OrZero(pid), Since: table.OrZero(since)}
 	who := fmt.Sprintf("session %d (user %q, application %q, %s)", r.Session, user, app, state)
 	switch {
 	case pid == nil:
@@ -298,7 +299,7 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
 		r.Text = fmt.Sprintf("%s has the row of job %d locked, which comes before it", who, id)
 	}
 	if since != nil {
-		r.Text += ", in a transaction that began at " + stamp(*since)
+		r.Text += ", in a transaction that began at " + table.Stamp(*since)
 	}
 	r.Advice = "no worker takes it before that transaction ends; if it hangs, end it (pg_terminate_backend)"
 	if own {
@@ -312,42 +313,42 @@ func (x *explaining) running(lock Reason) {
 	r := Reason{Cause: CauseRunning, Until: j.LeasedUntil, Session: lock.Session, Lost: j.Lost}
 	where := "in a process that leaves no row in workers"
 	for i, w := range x.workers {
-		if x.holder != nil && w.ID>>32 == *x.holder>>32 {
+		if x.Holder != nil && w.ID>>32 == *x.Holder>>32 {
 			r.Worker, r.Beat = &x.workers[i], j.LeasedUntil.Add(-w.Lease)
 			where = "in " + w.Where()
 		}
 	}
 	r.Text = "it runs " + where
-	if x.ahead {
+	if x.Ahead {
 		r.Text = "it was claimed " + where + ", and runs or waits there for a free handler"
 	}
 	if lock.Session != 0 {
 		r.Text += fmt.Sprintf(", in the transaction of session %d", lock.Session)
 	}
-	if r.Since = j.since; r.Since.IsZero() {
+	if r.Since = x.Began; r.Since.IsZero() {
 		r.Since = r.Beat // no beat has extended its lease yet
 	}
 	if !r.Since.IsZero() {
-		r.Text += " since " + stamp(r.Since)
+		r.Text += " since " + table.Stamp(r.Since)
 	}
 	if !r.Beat.IsZero() {
-		r.Text += "; its last beat was at " + stamp(r.Beat)
+		r.Text += "; its last beat was at " + table.Stamp(r.Beat)
 	}
-	r.Text += "; its lease lasts until " + stamp(r.Until)
+	r.Text += "; its lease lasts until " + table.Stamp(r.Until)
 	switch {
 	case j.Timeout > 0:
 		r.Text += fmt.Sprintf("; its own time-out ends its handler after %s", j.Timeout)
-	case j.Timeout == NoTimeout:
+	case j.Timeout == onceq.NoTimeout:
 		r.Text += "; its handler may run as long as it likes"
 	}
 	if p := j.Progress; p != nil {
-		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s", p.Done, p.Total, stamp(p.At)) // its note may be as secret as a payload
+		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s", p.Done, p.Total, table.Stamp(p.At)) // its note may be as secret as a payload
 	}
 	switch {
-	case x.cancelling != nil:
-		r.Advice = "somebody asked at " + stamp(*x.cancelling) + " to cancel it, and its handler's context ends with the next beat"
+	case x.Cancelling != nil:
+		r.Advice = "somebody asked at " + table.Stamp(*x.Cancelling) + " to cancel it, and its handler's context ends with the next beat"
 	case r.Worker != nil && r.Worker.Stale:
-		r.Advice = "its process has not been seen since " + stamp(r.Worker.Seen) + "; if it is gone, another worker takes the job when the lease has run out"
+		r.Advice = "its process has not been seen since " + table.Stamp(r.Worker.Seen) + "; if it is gone, another worker takes the job when the lease has run out"
 	}
 	x.e.add(r)
 }
@@ -371,7 +372,7 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 		}
 		e.add(Reason{
 			Cause: CauseQuarantine, Lost: lost, Until: time.Time{},
-			Text:   fmt.Sprintf("it has lost %s, because its process crashed, hung or lost the database; such jobs start one at a time, and more at once only while they end well; a worker looks for them about once a second", numbered(lost, "lease", "leases")),
+			Text:   fmt.Sprintf("it has lost %s, because its process crashed, hung or lost the database; such jobs start one at a time, and more at once only while they end well; a worker looks for them about once a second", table.Numbered(lost, "lease", "leases")),
 			Advice: "if this goes on, look at what its processes logged last, and at their memory",
 		})
 	}
@@ -382,7 +383,7 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 	}
 	if len(e.Reasons) == 0 {
 		r := Reason{
-			Cause: CauseReady, Text: "it has been due since " + stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its poll interval",
+			Cause: CauseReady, Text: "it has been due since " + table.Stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its poll interval",
 			Advice: "if it stays, the health findings and the workers' logs say what fails",
 		}
 		if e.At.Sub(j.RunAt) >= readyLong {
@@ -393,12 +394,12 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 		}
 		if r.Running > 0 {
 			r.Text = fmt.Sprintf("it has been due since %s, its queue has room, and %s %s of other queues: if its handler is transactional (HandleTx), it waits for as long as theirs hold all the connections that handlers may hold, three quarters of the pool",
-				stamp(j.RunAt), numbered(len(able), "worker for it runs", "workers for it run"), numbered(r.Running, "job", "jobs"))
+				table.Stamp(j.RunAt), table.Numbered(len(able), "worker for it runs", "workers for it run"), table.Numbered(r.Running, "job", "jobs"))
 			r.Advice = "if so, give the queues of the long handlers a Concurrency, or raise the pool's MaxConns; otherwise the health findings and the workers' logs say what fails"
 		} else if late := e.At.Sub(j.RunAt).Round(time.Second); late >= readyLong {
 			latest := slices.MaxFunc(able, func(a, b WorkerInfo) int { return a.Seen.Compare(b.Seen) })
 			r.Text = fmt.Sprintf("it has been due for %s although nothing is in its way, and %s could take it, of which the last was seen %s ago: a worker leaves its row once a minute, so all may be gone",
-				late, numbered(len(able), "worker", "workers"), e.At.Sub(latest.Seen).Round(time.Second))
+				late, table.Numbered(len(able), "worker", "workers"), e.At.Sub(latest.Seen).Round(time.Second))
 		}
 		e.add(r)
 	}
@@ -457,11 +458,11 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 		x.lock = &lock
 	}
 	var lacks bool
-	if err = x.q.queryRow(ctx, x.db, lacksRows, nil, &lacks, nil); err != nil {
+	if err = x.q.queryRow(ctx, x.db, table.LacksRows, nil, &lacks, nil); err != nil {
 		return false, fmt.Errorf("onceq: explain: %w", err)
 	}
 	if lacks {
-		x.e.add(Reason{Cause: CauseRows, Text: linesLack, Advice: linesBack})
+		x.e.add(Reason{Cause: CauseRows, Text: table.LinesLack, Advice: linesBack})
 	}
 	switch j.WaitsFor {
 	case "jobs":
@@ -488,11 +489,11 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 		all := x.e.Reasons
 		x.e.Reasons = slices.Concat(all[:room], all[waits:], all[room:waits])
 	}
-	return now.job.line == j.line && now.job.Claims == j.Claims, nil
+	return now.Line == x.Line && now.job.Claims == j.Claims, nil
 }
 
 // holds says whether a pause keeps the jobs of a queue and a kind from starting, and what ends that.
-func (p Pause) holds(queue, kind string) (cause Cause, end string) {
+func holds(p onceq.Pause, queue, kind string) (cause Cause, end string) {
 	switch {
 	case p.Kind != "" && p.Kind == kind:
 		return CauseKindPaused, "resuming the kind"
@@ -505,7 +506,7 @@ func (p Pause) holds(queue, kind string) (cause Cause, end string) {
 // paused adds the pauses of the job's queue and kind.
 func (x *explaining) paused() {
 	for i, p := range x.pauses {
-		if cause, end := p.holds(x.e.Job.Queue, x.e.Job.Kind); cause != "" {
+		if cause, end := holds(p, x.e.Job.Queue, x.e.Job.Kind); cause != "" {
 			x.e.add(Reason{Cause: cause, Pause: &x.pauses[i], Since: p.Since, Text: p.String(), Advice: end + " ends that"})
 		}
 	}
@@ -529,11 +530,11 @@ func holdersOf(lane, when string) string {
        select pg_catalog.array_agg(id order by place) as ids, pg_catalog.array_agg(queue order by place) as queues, pg_catalog.array_agg(kind order by place) as kinds
          from (select j.id, p.id as place, case when j.leased_until > statement_timestamp() then '' else j.queue end as queue,
                       case when j.leased_until > statement_timestamp() then '' else j.kind end as kind
-                 from ` + liveIn(lane) + ` order by p.id limit 10) f) a
+                 from ` + table.LiveIn(lane) + ` order by p.id limit 10) f) a
   left join lateral (
        select j.id, j.run_at, j.leased_until, j.holder
          from (select j.id, j.run_at, j.holder, case when j.leased_until > statement_timestamp() then j.leased_until end as leased_until
-                 from ` + liveIn(lane) + ` and ` + when + ` offset 0) j
+                 from ` + table.LiveIn(lane) + ` and ` + when + ` offset 0) j
         order by j.leased_until, j.run_at, j.id
         limit 1) h on true`
 }
@@ -551,7 +552,7 @@ func (x *explaining) heldAhead(r *Reason, p *holders) {
 	switch {
 	case p.until != nil:
 		r.Until = *p.until
-		r.Text += "; the first lease among them lasts until " + stamp(r.Until)
+		r.Text += "; the first lease among them lasts until " + table.Stamp(r.Until)
 		for i, w := range x.workers {
 			if p.holder != nil && w.ID>>32 == *p.holder>>32 {
 				r.Worker = &x.workers[i]
@@ -560,8 +561,8 @@ func (x *explaining) heldAhead(r *Reason, p *holders) {
 		}
 	case p.due != nil && p.due.After(x.e.At):
 		r.Until = *p.due
-		r.Text += fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at %s", p.first, stamp(r.Until))
-		r.Advice = fmt.Sprintf("the explanation of job %d says why it waits until then, as after a failed attempt, and Queue.Retry makes it due now; ", p.first) + r.Advice
+		r.Text += fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at %s", p.first, table.Stamp(r.Until))
+		r.Advice = fmt.Sprintf("the explanation of job %d says why it waits until then, as after a failed attempt, and Ops.Retry makes it due now; ", p.first) + r.Advice
 	}
 	x.pausedAhead(r, p)
 }
@@ -572,7 +573,7 @@ func (x *explaining) pausedAhead(r *Reason, p *holders) {
 		pause := &x.pauses[i]
 		var held []int64
 		for k, id := range p.ids {
-			if cause, _ := pause.holds(p.queues[k], p.kinds[k]); cause != "" {
+			if cause, _ := holds(*pause, p.queues[k], p.kinds[k]); cause != "" {
 				held = append(held, id)
 			}
 		}
@@ -581,7 +582,7 @@ func (x *explaining) pausedAhead(r *Reason, p *holders) {
 		}
 		r.Text += fmt.Sprintf("; of these, %d do not start, because %s", held, pause)
 		if r.Pause == nil {
-			_, end := pause.holds(pause.Queue, pause.Kind)
+			_, end := holds(*pause, pause.Queue, pause.Kind)
 			r.Pause, r.Advice = pause, end+" lets them start; cancelling them gives their places to others"
 		}
 	}
@@ -589,46 +590,46 @@ func (x *explaining) pausedAhead(r *Reason, p *holders) {
 
 func (x *explaining) notDue() {
 	j := &x.e.Job
-	if x.until != nil {
-		x.e.add(x.awaits(*x.until))
+	if x.Until != nil {
+		x.e.add(x.awaits(*x.Until))
 		return
 	}
 	r := Reason{
-		Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt),
-		Advice: fmt.Sprintf("Queue.Retry makes it due now, as onceq jobs retry %d does", j.ID),
+		Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + table.Stamp(j.RunAt),
+		Advice: fmt.Sprintf("Ops.Retry makes it due now, as onceq jobs retry %d does", j.ID),
 	}
 	switch {
-	case j.slotted:
-		r.Cause, r.Text, r.Advice = CauseLimit, fmt.Sprintf("its slot of limit %q is at %s", j.Limit, stamp(j.RunAt)), ""
+	case x.Slotted:
+		r.Cause, r.Text, r.Advice = CauseLimit, fmt.Sprintf("its slot of limit %q is at %s", j.Limit, table.Stamp(j.RunAt)), ""
 	case j.Claims > j.Attempts+j.Lost && j.Attempts > 0:
 		r.Cause = CauseRetry
-		r.Text = fmt.Sprintf("it has failed or asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at %s; %d of %d attempts %s failed", stamp(j.RunAt), j.Attempts, j.MaxAttempts, either(j.Attempts, "has", "have"))
+		r.Text = fmt.Sprintf("it has failed or asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at %s; %d of %d attempts %s failed", table.Stamp(j.RunAt), j.Attempts, j.MaxAttempts, table.Either(j.Attempts, "has", "have"))
 		if n := len(j.Errors); n > 0 {
-			r.Text += fmt.Sprintf(", the latest at %s: %s", stamp(j.Errors[n-1].At), j.Errors[n-1].Error)
+			r.Text += fmt.Sprintf(", the latest at %s: %s", table.Stamp(j.Errors[n-1].At), j.Errors[n-1].Error)
 		}
 	case j.Attempts > 0:
 		r.Cause = CauseRetry
-		r.Text = fmt.Sprintf("attempt %d of %d failed, and the next one is due at %s", j.Attempts, j.MaxAttempts, stamp(j.RunAt))
+		r.Text = fmt.Sprintf("attempt %d of %d failed, and the next one is due at %s", j.Attempts, j.MaxAttempts, table.Stamp(j.RunAt))
 		if n := len(j.Errors); n > 0 {
 			r.Text += "; the error: " + j.Errors[n-1].Error
 		}
 	case j.Lost > 0:
 		r.Cause = CauseRetry
-		r.Text = "it has lost a lease, and is due again at " + stamp(j.RunAt)
+		r.Text = "it has lost a lease, and is due again at " + table.Stamp(j.RunAt)
 	case j.Claims > 0:
 		r.Cause = CauseDeferred
-		r.Text = "it has run and asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at " + stamp(j.RunAt)
+		r.Text = "it has run and asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at " + table.Stamp(j.RunAt)
 	}
 	x.e.add(r)
 }
 
 // awaits explains a job that was given back in an Await or a Sleep.
 func (x *explaining) awaits(until time.Time) Reason {
-	r := Reason{Scope: x.scope, Key: x.key, Until: until, Advice: fmt.Sprintf("Queue.Retry makes it look now, as onceq jobs retry %d does; it then goes on waiting", x.e.Job.ID)}
+	r := Reason{Scope: x.Scope, Key: x.Key, Until: until, Advice: fmt.Sprintf("Ops.Retry makes it look now, as onceq jobs retry %d does; it then goes on waiting", x.e.Job.ID)}
 	if r.Scope == "" {
-		r.Cause, r.Text = CauseSleep, fmt.Sprintf("it sleeps (%q) until %s", r.Key, stamp(r.Until))
+		r.Cause, r.Text = CauseSleep, fmt.Sprintf("it sleeps (%q) until %s", r.Key, table.Stamp(r.Until))
 	} else {
-		r.Cause, r.Text = CauseEvent, fmt.Sprintf("it waits for event %q in scope %q, until %s at the latest", r.Key, r.Scope, stamp(r.Until))
+		r.Cause, r.Text = CauseEvent, fmt.Sprintf("it waits for event %q in scope %q, until %s at the latest", r.Key, r.Scope, table.Stamp(r.Until))
 		r.Advice = "Emit lets it go on"
 	}
 	return r
@@ -659,19 +660,19 @@ func (x *explaining) able() (able []WorkerInfo, kinds []string) {
 	case len(able) > 0:
 	case others > 0:
 		x.e.add(Reason{
-			Cause: CauseNoHandler, Text: fmt.Sprintf("%s queue %q, and none has a handler for kind %q", numbered(others, "worker works", "workers work"), j.Queue, j.Kind),
+			Cause: CauseNoHandler, Text: fmt.Sprintf("%s queue %q, and none has a handler for kind %q", table.Numbered(others, "worker works", "workers work"), j.Queue, j.Kind),
 			Advice: "deploy a worker with a handler for it, or correct the name of the kind if it is misspelt",
 		})
 	default:
 		r := Reason{Cause: CauseNoWorker, Worker: latest, Text: fmt.Sprintf("no live worker works queue %q", j.Queue)}
 		if latest != nil {
-			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest.Where(), stamp(latest.Seen))
+			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest.Where(), table.Stamp(latest.Seen))
 		}
 		r.Advice = "start one: a worker works the queues of its handlers' kinds and those that it is told to work also. Code that loops around Claim, and a short Drain, are not counted"
 		x.e.add(r)
 	}
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool {
-		return slices.ContainsFunc(x.pauses, func(p Pause) bool { return p.Kind == kind })
+		return slices.ContainsFunc(x.pauses, func(p onceq.Pause) bool { return p.Kind == kind })
 	})
 	return able, kinds
 }
@@ -719,7 +720,7 @@ func (x *explaining) full(able []WorkerInfo, running, slots int) {
 	r := Reason{
 		Cause: CauseFull, Running: running, Slots: slots,
 		Text: fmt.Sprintf("the workers of queue %q are busy: %s %d of its jobs and can run %d at once",
-			j.Queue, numbered(len(able), "worker has", "workers have"), running, slots),
+			j.Queue, table.Numbered(len(able), "worker has", "workers have"), running, slots),
 		Advice: "start more workers, or raise the concurrency of the queue, if that goes on",
 	}
 	switch {
@@ -728,7 +729,7 @@ func (x *explaining) full(able []WorkerInfo, running, slots int) {
 		r.Advice = endStarved
 	case stuck > 0:
 		r.Text += fmt.Sprintf("; %s held by handlers of %q that do not return although their context has ended",
-			numbered(stuck, "slot is", "slots are"), kinds)
+			table.Numbered(stuck, "slot is", "slots are"), kinds)
 		r.Advice = endStuck
 	case bound(able, j.Queue):
 		r.Text += ", as their pools allow it"
@@ -765,7 +766,7 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		if before == StatsCap {
 			count += " or more"
 		}
-		e.add(Reason{Cause: CauseBehind, Before: before, Text: count + either(before, " due job of its queue comes", " due jobs of its queue come") + " before it"})
+		e.add(Reason{Cause: CauseBehind, Before: before, Text: count + table.Either(before, " due job of its queue comes", " due jobs of its queue come") + " before it"})
 	}
 	if e.At.Sub(j.RunAt) < 5*time.Second {
 		return nil
@@ -780,15 +781,12 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 	return nil
 }
 
-// numbered is a number with its words, for texts that people read.
-func numbered(n int, one, many string) string { return fmt.Sprint(n, " ", either(n, one, many)) }
-
 // atLeast is numbered for a count that stops at StatsCap.
 func atLeast(n int, one, many string) string {
 	if n >= StatsCap {
 		return fmt.Sprintf("%d or more %s", n, many)
 	}
-	return numbered(n, one, many)
+	return table.Numbered(n, one, many)
 }
 
 // andOthers goes on after those that stand before a job with how many others do.
@@ -797,11 +795,4 @@ func andOthers(n int) string {
 		return ""
 	}
 	return ", and " + atLeast(n, "other", "others")
-}
-
-func either(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
 }

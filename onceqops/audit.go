@@ -1,4 +1,4 @@
-package onceq
+package onceqops
 
 import (
 	"cmp"
@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
 )
 
 // Action is a line of the audit trail: what a person decided about jobs, or asked for. The calls that do such things do not
@@ -26,7 +28,7 @@ type Action struct {
 // RecordAction adds a line to the audit trail, inside db, and returns its ID. In the transaction of the action itself, both
 // happen or neither. The trail is kept until the owner of the table actions deletes from it: a role with
 // migrations.Grants cannot, and the Reaper does not.
-func (q *Queue) RecordAction(ctx context.Context, db DB, a Action) (id int64, err error) {
+func (q *Ops) RecordAction(ctx context.Context, db onceq.DB, a Action) (id int64, err error) {
 	const insert = `
 insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
@@ -43,7 +45,7 @@ returning id`
 		return 0, invalid("Action", "needs Who and What")
 	}
 	args := []any{a.Who, a.What, a.JobID, a.About, a.Why, a.Outcome}
-	if err := q.sendBare(ctx, db, insert, args, row(&id)); err != nil {
+	if err := root.SendBare(ctx, q.q, db, insert, args, row(&id)); err != nil {
 		return 0, fmt.Errorf("onceq: recording an action: %w", err)
 	}
 	return id, nil
@@ -57,7 +59,7 @@ type ActionFilter struct {
 }
 
 // Actions returns a page of the audit trail, the latest line first.
-func (q *Queue) Actions(ctx context.Context, db DB, filter ActionFilter) ([]Action, error) {
+func (q *Ops) Actions(ctx context.Context, db onceq.DB, filter ActionFilter) ([]Action, error) {
 	const page = `
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
  where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int`
