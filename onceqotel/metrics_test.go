@@ -704,7 +704,7 @@ func TestPrometheus_ScrapeDashboardAndAlerts(t *testing.T) {
 			}
 		}
 		if p.Title == "Depth" {
-			require.Contains(t, p.Description, "1,000.", "onceq.StatsCap")
+			require.Contains(t, p.Description, "1,000.", "onceqops.StatsCap")
 			require.Equal(t, 1_000, onceqops.StatsCap)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 const payloadsText = `The types of the payloads are in your program, so your program has to decode them. Ops.CheckPayloads does that: it decodes every job
 that may run again with the handlers of the new version, runs none of them, and changes nothing. Give the program a command for it,
 
-    kinds, err := q.CheckPayloads(ctx, handlers...)
+    kinds, err := onceqops.New(q).CheckPayloads(ctx, handlers...)
     for _, k := range kinds {
         fmt.Println(k) // charge: 2 of 130 payloads do not decode; the newest: …
     }                  // k.NoHandler: another program's kind, or one that this version has dropped

@@ -125,7 +125,7 @@ func perMinute(n int) string {
 	return fmt.Sprintf("%.1f", float64(n)/rateOf)
 }
 
-// took writes one of onceq.DurationBounds.
+// took writes one of onceqops.DurationBounds.
 func took(d time.Duration) string {
 	if d == 0 {
 		return "-"

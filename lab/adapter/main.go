@@ -235,7 +235,7 @@ func (a *adapter) currentRate() float64 {
 	return max(0, rate)
 }
 
-// observe counts the waiting jobs. Stats stops counting a queue at onceq.StatsCap.
+// observe counts the waiting jobs. Stats stops counting a queue at onceqops.StatsCap.
 func (a *adapter) observe(ctx context.Context) {
 	names := a.queueNames()
 	for a.first() && sleep(ctx, 200*time.Millisecond) {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqweb"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -78,7 +79,7 @@ func TestSealed_KeysThatAreStillNeeded(t *testing.T) {
 	require.NoError(t, err)
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, charge.Job(sealed[card]{card{8, number}}))
 	require.NoError(t, err)
-	checks, err := db.Queue.CheckPayloads(t.Context(), handler(nil))
+	checks, err := onceqops.New(db.Queue).CheckPayloads(t.Context(), handler(nil))
 	require.NoError(t, err)
 	require.Len(t, checks, 1)
 	require.Equal(t, 2, checks[0].Jobs)
