@@ -19,7 +19,8 @@
 --   lane_places  One row for each job with a lane that is in jobs. Who moves the job there inserts it, and who takes it out deletes
 --                it, in the same statement. The promoters count the jobs of a lane by it.
 --   lane_stops   One row for each dead or held job that stops its lane (StopLane). The statement that ends the job inserts it,
---                Redrive and Discard delete it.
+--                Redrive and Discard delete it. And one for each heavy job that waits for room in its limit (Job.Weight): until it
+--                comes in completions let nobody in. Promoters write these.
 --   lane_calls   One row for each thing that may let a lane go on: a job that was enqueued, one that finished without a
 --                successor, another limit. It is written in the same commit. The promoters delete it when they have looked.
 --   lane_limits  How many jobs of a lane, or of a limit (Kind.Limit), may be in jobs at once, and how many may start in a time, where
@@ -710,7 +711,7 @@ $go_live$;
 -- of its limit may get the place there that became free with it. What comes in is never more than what has left, so no step counts
 -- what is live, and none needs a lock of the lane. Where fewer come in, a call has a promoter look (promoter.go): nobody waits, or
 -- somebody has locked one of the first ones, or the lane stands still, or a limit has a rate or was lowered, or the job that leaves it, or
--- the first one in its line, weighs more than 1. Nobody passes that one, whoever has it locked: so it comes in when there is room. Above READ COMMITTED the
+-- the next one, weighs more than 1, or a promoter has noted in lane_stops that a heavy one waits for room, which nobody passes. Above READ COMMITTED the
 -- steps do not see what others have done since the transaction began, and all is left to calls.
 create function {{.schema}}.hand_over(ids bigint[], lanes text[], keeps boolean[], stops boolean[], used jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $hand_over$
@@ -820,10 +821,8 @@ begin
                           where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and (s.lowered or s.rate is not null) offset 0)
          and not exists (select from {{.schema}}.pauses p
                           where p.what = 'limit' and p.name = substr(l.lane, 2) and (p.until is null or p.until > now) offset 0)
-         and {{.schema}}.weight(w.path) = 1
-         and {{.schema}}.weight((select w.path from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
-                                  cross join lateral (select path from {{.schema}}.job_waits where lane = l.lane and priority = p.priority and run_at <= now order by run_at, id limit 1) w
-                                  limit 1)) = 1;
+         and not exists (select from {{.schema}}.lane_stops s where s.lane = l.lane offset 0)
+         and {{.schema}}.weight(w.path) = 1;
       came := came || froms; comes := comes || found; live := live || found;
     end if;
   end if;
@@ -1054,10 +1053,8 @@ begin
                           where lane = any (array[line, left(line, strpos(substr(line, 2), '/') + 1)]) and (lowered or rate is not null) offset 0)
          and not exists (select from {{.schema}}.pauses p
                           where p.what = 'limit' and p.name = substr(line, 2) and (p.until is null or p.until > statement_timestamp()) offset 0)
+         and not exists (select from {{.schema}}.lane_stops where lane = line offset 0)
          and {{.schema}}.weight(w.path) = 1
-         and {{.schema}}.weight((select w.path from (values (-1::smallint), (0::smallint), (1::smallint)) as p(priority)
-                                  cross join lateral (select path from {{.schema}}.job_waits where lane = line and priority = p.priority and run_at <= now order by run_at, id limit 1) w
-                                  limit 1)) = 1
        limit 1;
     end if;
     if came is null then
@@ -2272,6 +2269,11 @@ begin
       if taken > 0 and rate.gap is not null then
         perform {{.schema}}.owe(line, now, debt + used::float8 * rate.gap, rate.gap);
       end if;
+    end if;
+    if crowded then
+      insert into {{.schema}}.lane_stops (lane, id) values (line, found[taken + 1]) on conflict do nothing;
+    else
+      delete from {{.schema}}.lane_stops s where s.lane = line;
     end if;
     if not crowded and (used < room or taken = 1000) and taken < (
          select count(*)

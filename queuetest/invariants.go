@@ -133,7 +133,7 @@ union all select format('history of job %s has a payload and bytes, or neither',
 union all select format('history of job %s has a scope and no key, or a key and no scope', id) from h where (scope is null) <> (key is null)
 union all select format('history of job %s is above %s, the last id of the sequence', h.id, l.id) from h, last l where h.id > l.id or not l.is_called`},
 	{"lane_stops", `
-          select format('lane %s is stopped by job %s, which does not stop it', lane, id) from onceq.lane_stops s where not exists (select from h where (split_part(h.lane, E'\x1f', 1), h.id) = (s.lane, s.id) and h.lane_rule & 2 = 2 and h.state in (6, 8))`},
+          select format('lane %s is stopped by job %s, which does not stop it', lane, id) from onceq.lane_stops s where not starts_with(s.lane, '/') and not exists (select from h where (split_part(h.lane, E'\x1f', 1), h.id) = (s.lane, s.id) and h.lane_rule & 2 = 2 and h.state in (6, 8))`},
 	{"job_fences", `
           select format('fence %s has class %s', name, class) from f where class not between 0 and 4
 union all select format('fence %s has state %s, which its class does not know', name, state) from f where case class when 0 then state not in (0, 3, 4, 5, 6) when 4 then state not in (3, 5) else state not in (1, 2, 3, 5, 6) end

@@ -206,12 +206,13 @@ func TestWeight_IsNotPassedWhileLocked(t *testing.T) {
 		t.Run(fmt.Sprint("next ", next), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
-			setLimit(t, db, "provider", onceq.Limit{AtOnce: 2})
-			heavies(t, db, 1, 1)
+			setLimit(t, db, "provider", onceq.Limit{AtOnce: 3})
+			heavies(t, db, 1, 1, 1)
 			_, live := claimed(t, db)
-			require.Len(t, live, 2)
+			require.Len(t, live, 3)
 			ids := heavies(t, db, 2, 1)
-			_, more := claimed(t, db) // answers the calls of these
+			complete(t, live[2])
+			_, more := claimed(t, db) // a promoter finds that the first one has no room
 			require.Empty(t, more)
 			tx, err := db.Pool.Begin(ctx)
 			require.NoError(t, err)
@@ -227,13 +228,13 @@ func TestWeight_IsNotPassedWhileLocked(t *testing.T) {
 			require.Equal(t, ids, sqlOne[[]int64](t, db, `select array_agg(id order by id) from onceq.job_waits`))
 			require.NoError(t, tx.Rollback(ctx))
 			weights, _ := claimed(t, db)
-			require.Empty(t, weights)
+			require.Equal(t, []int{2}, weights)
 			complete(t, live[1])
 			weights, live = claimed(t, db)
-			require.Equal(t, []int{2}, weights)
-			complete(t, live...)
-			weights, _ = claimed(t, db)
 			require.Equal(t, []int{1}, weights)
+			heavies(t, db, 1, 1)
+			complete(t, live...)
+			require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from onceq.jobs where leased_until is null`), "completions let others in again")
 		})
 	}
 }
