@@ -14,7 +14,7 @@ import (
 // completions say where a shell's completion finds the names that the database knows, by the flag, or by the word that stands for an argument.
 // None of them reads more than a few thousand rows.
 var completions = map[string]string{
-	"QUEUE": `select queue from onceq.queues union select jsonb_object_keys(queues) collate "C" from onceq.v_workers`,
+	"QUEUE": `select queue from onceq.queues union select pg_catalog.jsonb_object_keys(queues) collate "C" from onceq.v_workers`,
 	"KIND":  `select unnest(kinds) collate "C" from onceq.v_workers union select kind from (select kind from onceq.v_jobs limit 1000) j`,
 	"LANE": `select lane from (select lane from onceq.job_waits where starts_with(path, lane) or path is null limit 1000) w
 	          union select lane from onceq.lane_limits where not starts_with(lane, '/') and not lane like '%/'`,
