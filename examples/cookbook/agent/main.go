@@ -23,7 +23,8 @@ type task struct {
 var agent = onceq.Kind[task]{
 	Name:    "agent",
 	Key:     func(t task) string { return t.ID },                             // a form that is sent twice is one task
-	Limit:   func(task) string { return "model" },                            // each task counts as one in the budget
+	Limit:   func(task) string { return "model" },                            // the provider's tokens a minute,
+	Weight:  func(t task) int { return t.Tokens },                            // of which a run may spend so many
 	Timeout: 10 * time.Minute,                                                // of one run; a person may take a day
 	Backoff: func(int, error) time.Duration { return 10 * time.Millisecond }, // seconds, in a real service
 	Keep:    7 * 24 * time.Hour,                                              // the page shows it for a week
@@ -47,14 +48,17 @@ var tools = map[string]tool{
 // the conversation is the same again, up to where it stopped.
 func handler(o outside) onceq.Handler {
 	return agent.Handle(func(ctx context.Context, l *onceq.Lease, t task) error {
-		talk, spent := []string{t.Ask}, 0
+		talk, spent, paid := []string{t.Ask}, 0, 0
+		defer func() { _ = l.SetWeight(paid) }() // in this run: what earlier ones paid has counted then
 		for turn := 1; turn <= maxTurns; turn++ {
 			step := fmt.Sprintf("%s/%d", t.ID, turn)
 			if err := say(ctx, l, turn, "asks the model"); err != nil {
 				return err
 			}
 			next, err := onceq.Once(ctx, l, fmt.Sprint("model/", turn), func(ctx context.Context, _ string) (answer, error) {
-				return o.think(ctx, step, talk)
+				a, err := o.think(ctx, step, talk)
+				paid += a.Tokens
+				return a, err
 			}, onceq.OnUncertain(onceq.Ask(func(ctx context.Context, _ string) (any, bool, error) {
 				return o.thought(ctx, step) // a model does not recognise a repeated call, but it has a list of its answers
 			})), onceq.EffectTimeout(2*time.Minute))
@@ -112,9 +116,9 @@ func main() {
 	ctx, stop := context.WithCancel(context.Background())
 	pool, q := example.Open(ctx, "")
 	defer pool.Close()
-	// A service sets a limit once, with its migrations. The tasks that start in a minute spend at most tokensPerMinute together.
-	half := tokensPerMinute / maxTokens / 2
-	example.Check(q.SetLimit(ctx, pool, "model", onceq.Limit{AtOnce: 20, Rate: half, Burst: half, Per: time.Minute}))
+	// A service sets a limit once, with its migrations. The runs that start in a minute spend at most tokensPerMinute together.
+	const half = tokensPerMinute / 2
+	example.Check(q.SetLimit(ctx, pool, "model", onceq.Limit{AtOnce: 20 * maxTokens, Rate: half, Burst: half, Per: time.Minute}))
 	for range 2 { // a form that was sent twice
 		_, err := q.Enqueue(ctx, pool, agent.Job(task{ID: "7", Ask: "a red bicycle, please", Tokens: maxTokens}))
 		example.Check(err)

@@ -130,6 +130,7 @@ func TestAgent_KeepsToItsBudget(t *testing.T) {
 	job, err := db.Queue.Get(t.Context(), db.Pool, r.ID)
 	require.NoError(t, err)
 	require.Zero(t, job.Attempts, "a provider that is busy spends no attempt")
+	require.Equal(t, 500, job.Weight)
 	limit, err := onceqops.New(db.Queue).Limit(t.Context(), db.Pool, "model")
 	require.NoError(t, err)
 	require.NotNil(t, limit.Pause, "all tasks wait")
