@@ -615,9 +615,8 @@ $begin_await$;
 
 -- What a job weighs in its limit, if it has one: the third part of its path.
 create function {{.schema}}.weight(path text) returns integer
-language sql immutable as $weight$
-select coalesce(nullif(nullif(pg_catalog.split_part(path, E'\x1f', 3), ''), '@')::integer, 1)
-$weight$;
+language sql immutable
+return coalesce(nullif(nullif(pg_catalog.split_part(path, E'\x1f', 3), ''), '@')::integer, 1);
 
 -- Calls lanes, limits and groups: a promoter looks at them when the calls are due (promoter.go).
 create function {{.schema}}.call(lines text[], due timestamptz) returns void

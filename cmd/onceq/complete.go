@@ -15,10 +15,10 @@ import (
 // None of them reads more than a few thousand rows.
 var completions = map[string]string{
 	"QUEUE": `select queue from onceq.queues union select pg_catalog.jsonb_object_keys(queues) collate "C" from onceq.v_workers`,
-	"KIND":  `select unnest(kinds) collate "C" from onceq.v_workers union select kind from (select kind from onceq.v_jobs limit 1000) j`,
-	"LANE": `select lane from (select lane from onceq.job_waits where starts_with(path, lane) or path is null limit 1000) w
-	          union select lane from onceq.lane_limits where not starts_with(lane, '/') and not lane like '%/'`,
-	"LIMIT":    `select substr(lane, 2) from onceq.lane_limits where starts_with(lane, '/')`,
+	"KIND":  `select pg_catalog.unnest(kinds) collate "C" from onceq.v_workers union select kind from (select kind from onceq.v_jobs limit 1000) j`,
+	"LANE": `select lane from (select lane from onceq.job_waits where pg_catalog.starts_with(path, lane) or path is null limit 1000) w
+	          union select lane from onceq.lane_limits where not pg_catalog.starts_with(lane, '/') and not lane like '%/'`,
+	"LIMIT":    `select pg_catalog.substr(lane, 2) from onceq.lane_limits where pg_catalog.starts_with(lane, '/')`,
 	"SCHEDULE": `select name from onceq.v_schedules`,
 	"JOB":      `select id::text from (select id from onceq.v_jobs order by id desc limit 50) j`,
 	"GROUP":    `select group_id::text from (select group_id from onceq.v_groups limit 50) g`,

@@ -245,9 +245,14 @@ func TestNames_EveryOperatorIsTheOneOfItsTypes(t *testing.T) {
 	_, err = pgx.ForEachRow(rows, []any{&view, &tree}, func() error { require.Empty(t, risks(tree), view); return nil })
 	require.NoError(t, err)
 
-	var open []string
+	rows, err = conn.Query(ctx, `select proname::text, prosqlbody::text from pg_proc where pronamespace = 'onceq'::regnamespace and prosqlbody is not null`)
+	require.NoError(t, err)
+	_, err = pgx.ForEachRow(rows, []any{&view, &tree}, func() error { require.Empty(t, risks(tree), view); return nil })
+	require.NoError(t, err)
+
+	var open []string // one with a body that was parsed when it was made needs none
 	require.NoError(t, conn.QueryRow(ctx, `
-		select array(select proname::text from pg_proc where pronamespace = 'onceq'::regnamespace
+		select array(select proname::text from pg_proc where pronamespace = 'onceq'::regnamespace and prosqlbody is null
 		                and not coalesce('search_path=pg_catalog, pg_temp' = any (proconfig), false))`).Scan(&open))
 	require.Empty(t, open, "functions without a search_path of their own")
 }
