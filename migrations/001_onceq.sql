@@ -3050,7 +3050,7 @@ declare
   power  integer;
 begin
   if depth > 500 then
-    raise exception 'onceq: payload is nested deeper than 500' using errcode = 'OQ010';
+    raise exception 'onceq: payload is nested deeper than 500' using errcode = 'OQ010', hint = 'Nest it less, or pass it as bytes.';
   end if;
   case jsonb_typeof(value)
   when 'object' then
@@ -3099,12 +3099,12 @@ create function {{.schema}}.check_name(what text, name text, most integer) retur
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $check_name$
 begin
   if coalesce(name, '') = '' then
-    raise exception 'onceq: % is empty', what using errcode = 'OQ010';
+    raise exception 'onceq: % is empty', what using errcode = 'OQ010', hint = 'Pass one that is not empty. To have none, leave it out, or pass null.';
   elsif octet_length(name) > most then
     raise exception 'onceq: % has % bytes; at most %', what, octet_length(name), most using errcode = 'OQ010', hint = 'Use a shorter one, or a hash of it.';
   elsif btrim(name, E' \t\n\v\f\r' || chr(133) || chr(160) || chr(5760) || chr(8192) || chr(8193) || chr(8194) || chr(8195) || chr(8196) || chr(8197) || chr(8198) || chr(8199)
                     || chr(8200) || chr(8201) || chr(8202) || chr(8232) || chr(8233) || chr(8239) || chr(8287) || chr(12288)) = '' then
-    raise exception 'onceq: % is only white space', what using errcode = 'OQ010';
+    raise exception 'onceq: % is only white space', what using errcode = 'OQ010', hint = 'Pass one with other characters.';
   end if;
 end
 $check_name$;
@@ -3114,9 +3114,9 @@ create function {{.schema}}.check_payload(payload jsonb, most integer) returns v
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $check_payload$
 begin
   if jsonb_path_exists(payload, 'strict $.**{501 to last}') then
-    raise exception 'onceq: payload is nested deeper than 500' using errcode = 'OQ010';
+    raise exception 'onceq: payload is nested deeper than 500' using errcode = 'OQ010', hint = 'Nest it less, or pass it as bytes.';
   elsif jsonb_path_exists(payload, 'strict $.** ? (@.type() == "number" && @ != 0 && (@.abs() >= 1e10000 || @.abs() < 1e-9999))') then
-    raise exception 'onceq: payload has a number with an exponent beyond 9999' using errcode = 'OQ010';
+    raise exception 'onceq: payload has a number with an exponent beyond 9999' using errcode = 'OQ010', hint = 'Pass the number as a string.';
   elsif octet_length(payload::text) > most then
     raise exception 'onceq: payload has more than % bytes', most using errcode = 'OQ010', hint = 'Store it elsewhere and pass a reference.';
   end if;
@@ -3138,14 +3138,14 @@ declare
 begin
   options := coalesce(options, '{}');
   if jsonb_typeof(options) <> 'object' then
-    raise exception 'onceq: options is a JSON %, and not an object', jsonb_typeof(options) using errcode = 'OQ010';
+    raise exception 'onceq: options is a JSON %, and not an object', jsonb_typeof(options) using errcode = 'OQ010', hint = 'Pass an object, as {"queue": "mail"}.';
   end if;
   for name in select jsonb_object_keys(options) loop
     if kinds -> name is null then
       raise exception 'onceq: option % is not known', to_json(name) using errcode = 'OQ010',
         hint = 'Possible: ' || (select string_agg(k, ', ' order by k) from jsonb_object_keys(kinds) k) || '.';
     elsif jsonb_typeof(options -> name) <> kinds ->> name then
-      raise exception 'onceq: option % is a JSON %, and not %', name, jsonb_typeof(options -> name), kinds ->> name using errcode = 'OQ010';
+      raise exception 'onceq: option % is a JSON %, and not %', name, jsonb_typeof(options -> name), kinds ->> name using errcode = 'OQ010', hint = 'Pass it as that.';
     end if;
   end loop;
   perform {{.schema}}.check_name('kind', kind, 128);
@@ -3160,7 +3160,7 @@ begin
   if key is null then
     foreach name in array array['scope', 'window', 'strict', 'fields', 'ignore_payload', 'replace'] loop
       if options -> name is not null then
-        raise exception 'onceq: option % is set without a key', name using errcode = 'OQ010';
+        raise exception 'onceq: option % is set without a key', name using errcode = 'OQ010', hint = 'Pass a key, or leave the option out.';
       end if;
     end loop;
   else
@@ -3169,10 +3169,10 @@ begin
     perform {{.schema}}.check_name('scope', scope, 256);
     if options -> 'fields' is not null then
       if bytes is not null or jsonb_typeof(payload) <> 'object' then
-        raise exception 'onceq: fields names members of the payload, which is no object' using errcode = 'OQ010';
+        raise exception 'onceq: fields names members of the payload, which is no object' using errcode = 'OQ010', hint = 'Leave fields out, or pass an object as the payload.';
       end if;
       if exists (select from jsonb_array_elements(options -> 'fields') e where jsonb_typeof(e) <> 'string') then
-        raise exception 'onceq: fields has something else than names' using errcode = 'OQ010';
+        raise exception 'onceq: fields has something else than names' using errcode = 'OQ010', hint = 'Pass an array of strings, as ["customer"].';
       end if;
       fields := array(select jsonb_array_elements_text(options -> 'fields'));
     end if;
@@ -3190,10 +3190,10 @@ begin
   when 'high' then priority := -1;
   when 'normal' then priority := 0;
   when 'low' then priority := 1;
-  else raise exception 'onceq: priority is %; possible: high, normal, low', options -> 'priority' using errcode = 'OQ010';
+  else raise exception 'onceq: priority is %; possible: high, normal, low', options -> 'priority' using errcode = 'OQ010', hint = 'Leave it out for normal.';
   end case;
   if coalesce((options ->> 'max_attempts')::numeric, 1) not between 1 and 32767 or (options ->> 'max_attempts')::numeric % 1 <> 0 then
-    raise exception 'onceq: max_attempts is %; 1 to 32767 is possible', options -> 'max_attempts' using errcode = 'OQ010';
+    raise exception 'onceq: max_attempts is %; 1 to 32767 is possible', options -> 'max_attempts' using errcode = 'OQ010', hint = 'Leave it out for 25.';
   end if;
   attempts := coalesce((options ->> 'max_attempts')::numeric, 25);
 
@@ -3207,20 +3207,20 @@ begin
       hint = 'As in {"run_at": "2030-01-31T08:00:00Z"}, {"delay": "90 seconds"}, {"window": "7 days"}; window may be until_finished or forever, too.';
   end;
   if at is not null and delay is not null then
-    raise exception 'onceq: run_at and delay are both set; use one' using errcode = 'OQ010';
+    raise exception 'onceq: run_at and delay are both set; use one' using errcode = 'OQ010', hint = 'Leave one of them out.';
   elsif delay < 0 then
-    raise exception 'onceq: delay is negative' using errcode = 'OQ010';
+    raise exception 'onceq: delay is negative' using errcode = 'OQ010', hint = 'Leave it out for now.';
   elsif at not between -62135596800000000 and 253402300799999000 or delay > 9223372036854775 then
-    raise exception 'onceq: run_at or delay is beyond the year 9999' using errcode = 'OQ010';
+    raise exception 'onceq: run_at or delay is beyond the year 9999' using errcode = 'OQ010', hint = 'Use an earlier time.';
   elsif lifetime > 9223372036854 then
     raise exception 'onceq: window is longer than 292 years' using errcode = 'OQ010', hint = 'Use forever.';
   elsif lifetime < -1 or lifetime = -1 and options ->> 'window' <> 'forever' or lifetime = 0 and options ->> 'window' <> 'until_finished' then
-    raise exception 'onceq: window is not positive; use an interval, until_finished or forever' using errcode = 'OQ010';
+    raise exception 'onceq: window is not positive; use an interval, until_finished or forever' using errcode = 'OQ010', hint = 'Leave it out for a day.';
   end if;
 
   if options -> 'metadata' is not null then
     if exists (select from jsonb_each(options -> 'metadata') m where jsonb_typeof(m.value) <> 'string') then
-      raise exception 'onceq: metadata has a member that is no string' using errcode = 'OQ010';
+      raise exception 'onceq: metadata has a member that is no string' using errcode = 'OQ010', hint = 'Write numbers and other values as strings.';
     end if;
     metadata := nullif(options ->> 'metadata', '{}');
   end if;
@@ -3239,20 +3239,20 @@ begin
   end if;
   if metadata is not null then
     if octet_length(metadata) > 16384 then
-      raise exception 'onceq: metadata has % bytes; at most 16384', octet_length(metadata) using errcode = 'OQ010';
+      raise exception 'onceq: metadata has % bytes; at most 16384', octet_length(metadata) using errcode = 'OQ010', hint = 'Put what is long into the payload.';
     end if;
   end if;
 
   rule := coalesce((options ->> 'overtake')::boolean, false)::integer | coalesce((options ->> 'stop_lane')::boolean, false)::integer * 2;
   if options -> 'lane' is null and (rule <> 0 or options -> 'lane_family' is not null) then
-    raise exception 'onceq: lane_family, overtake or stop_lane is set without a lane' using errcode = 'OQ010';
+    raise exception 'onceq: lane_family, overtake or stop_lane is set without a lane' using errcode = 'OQ010', hint = 'Pass a lane, or leave these out.';
   end if;
   if options -> 'lane' is not null then
     name := coalesce(options ->> 'lane_family', kind);
     perform {{.schema}}.check_name('lane_family', name, 128);
     perform {{.schema}}.check_name('lane', options ->> 'lane', 256);
     if strpos(name, '/') > 0 or strpos(name || (options ->> 'lane'), chr(31)) > 0 then
-      raise exception 'onceq: lane_family contains a slash, or the lane a unit separator' using errcode = 'OQ010';
+      raise exception 'onceq: lane_family contains a slash, or the lane a unit separator' using errcode = 'OQ010', hint = 'Use another character.';
     end if;
     line := name || '/' || (options ->> 'lane');
   end if;
@@ -3260,43 +3260,43 @@ begin
     name := options ->> 'limit';
     perform {{.schema}}.check_name('limit', name, 256);
     if left(name, 1) = '/' or right(name, 1) = '/' or strpos(name, chr(31)) > 0 then
-      raise exception 'onceq: limit begins or ends with a slash, or contains a unit separator' using errcode = 'OQ010';
+      raise exception 'onceq: limit begins or ends with a slash, or contains a unit separator' using errcode = 'OQ010', hint = 'Use another name.';
     end if;
     path := coalesce(line, '') || chr(31) || '/' || name;
     line := coalesce(line, '/' || name);
   end if;
   if options -> 'weight' is not null then
     if path is null then
-      raise exception 'onceq: weight is set without a limit' using errcode = 'OQ010';
+      raise exception 'onceq: weight is set without a limit' using errcode = 'OQ010', hint = 'Pass a limit, or leave weight out.';
     elsif (options ->> 'weight')::numeric not between 1 and 1000000000 or (options ->> 'weight')::numeric % 1 <> 0 then
-      raise exception 'onceq: weight is %; 1 to 1000000000 is possible', options -> 'weight' using errcode = 'OQ010';
+      raise exception 'onceq: weight is %; 1 to 1000000000 is possible', options -> 'weight' using errcode = 'OQ010', hint = 'Leave it out for 1.';
     end if;
     path := path || case when (options ->> 'weight')::numeric > 1 then chr(31) || (options ->> 'weight')::numeric::integer else '' end;
   end if;
 
   if exists (select from jsonb_array_elements_text(options -> 'replace') e where (e in ('payload', 'time')) is not true) then
-    raise exception 'onceq: replace has something else than payload and time' using errcode = 'OQ010';
+    raise exception 'onceq: replace has something else than payload and time' using errcode = 'OQ010', hint = 'Pass an array with one of them, or both.';
   end if;
   replacing := coalesce((options -> 'replace') ? 'payload', false)::integer | coalesce((options -> 'replace') ? 'time', false)::integer * 2;
   if jsonb_array_length(options -> 'after') > 0 then
     if exists (select from jsonb_array_elements_text(options -> 'after') e where (e ~ '^[1-9][0-9]{0,17}$') is not true) then
-      raise exception 'onceq: after has something else than ids of jobs' using errcode = 'OQ010';
+      raise exception 'onceq: after has something else than ids of jobs' using errcode = 'OQ010', hint = 'Pass ids, as enqueue returns them.';
     end if;
     after := array(select e::bigint from jsonb_array_elements_text(options -> 'after') e order by 1 desc);
     if after[1] > coalesce(pg_sequence_last_value((select tableoid from {{.schema}}.ids)), 0) then
-      raise exception 'onceq: after names job %, and no job has had that id yet', after[1] using errcode = 'OQ010';
+      raise exception 'onceq: after names job %, and no job has had that id yet', after[1] using errcode = 'OQ010', hint = 'Enqueue that job first.';
     end if;
     if_dead := array_position(array['wait', 'run', 'cancel'], coalesce(options ->> 'if_dead', 'wait')) - 1;
     if if_dead is null then
-      raise exception 'onceq: if_dead is %; possible: wait, run, cancel', options -> 'if_dead' using errcode = 'OQ010';
+      raise exception 'onceq: if_dead is %; possible: wait, run, cancel', options -> 'if_dead' using errcode = 'OQ010', hint = 'Leave it out for wait.';
     end if;
     path := coalesce(path, line, '');
     line := chr(31);
   elsif options -> 'if_dead' is not null then
-    raise exception 'onceq: if_dead is set without after' using errcode = 'OQ010';
+    raise exception 'onceq: if_dead is set without after' using errcode = 'OQ010', hint = 'Pass after, or leave if_dead out.';
   end if;
   if replacing > 0 and (strictly or after is not null) then
-    raise exception 'onceq: replace is set together with strict or after; use one' using errcode = 'OQ010';
+    raise exception 'onceq: replace is set together with strict or after; use one' using errcode = 'OQ010', hint = 'Leave one of them out.';
   end if;
 end
 $job_of$;
@@ -3393,7 +3393,7 @@ begin
       raise exception 'onceq: the key % in the scope % belongs to job % %', to_json(key), to_json(j.scope), id, words using errcode = 'OQ011', detail = coalesce(other, ''),
         hint = 'The same work needs the same payload, and other work another key.';
     elsif j.strictly then
-      raise exception 'onceq: the key % in the scope % is taken by job %, which is %', to_json(key), to_json(j.scope), id, state using errcode = 'OQ012';
+      raise exception 'onceq: the key % in the scope % is taken by job %, which is %', to_json(key), to_json(j.scope), id, state using errcode = 'OQ012', hint = 'Without strict, that job is returned as a duplicate.';
     end if;
     return;
   end loop;
@@ -3418,13 +3418,13 @@ declare
   if_deads smallint[] := '{}'; followers integer[] := '{}'; members bigint[] := '{}'; details jsonb[] := '{}'; duplicates boolean[]; states text[]; outputs jsonb[]; ids bigint[]; hint text;
 begin
   if jsonb_typeof(jobs) is distinct from 'array' then
-    raise exception 'onceq: jobs is no JSON array' using errcode = 'OQ010';
+    raise exception 'onceq: jobs is no JSON array' using errcode = 'OQ010', hint = 'Pass an array, as [{"kind": "mail", "payload": {}}].';
   end if;
   for a in select jsonb_array_elements(jobs) loop
     n := n + 1;
     begin
       if jsonb_typeof(a) <> 'object' or jsonb_typeof(coalesce(a -> 'kind', '""')) <> 'string' or jsonb_typeof(coalesce(a -> 'key', '""')) not in ('string', 'null') then
-        raise exception 'onceq: it is no object with a kind, and a key that is a string' using errcode = 'OQ010';
+        raise exception 'onceq: it is no object with a kind, and a key that is a string' using errcode = 'OQ010', hint = 'Pass an object, as {"kind": "mail", "key": "7", "payload": {}}.';
       end if;
       j := {{.schema}}.job_of(a ->> 'kind', coalesce(a -> 'payload', 'null'), null, a ->> 'key', a - 'kind' - 'payload' - 'key');
     exception when sqlstate 'OQ010' then
@@ -3446,7 +3446,7 @@ begin
   end if;
   if exists (select from unnest(scopes, keys) as u(scope, key) where u.scope <> '' group by u.scope, u.key having count(*) > 1) then
     raise exception 'onceq: a key is twice in jobs: %', (select to_json(min(d.key)) from (select u.key from unnest(scopes, keys) as u(scope, key) where u.scope <> '' group by u.scope, u.key having count(*) > 1) d)
-      using errcode = 'OQ010';
+      using errcode = 'OQ010', hint = 'Leave one of the two out.';
   end if;
   e := {{.schema}}.enqueue_jobs((select tableoid from {{.schema}}.ids), array(select generate_series(1, n)), payloads, null, keys, fingerprints, null,
                                 queues, kinds, scopes, metadatas, priorities, attempts, ats, delays, lifetimes, (random() * 9223372036854775000)::bigint, false,

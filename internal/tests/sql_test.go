@@ -550,6 +550,9 @@ func TestSQL_BadInput(t *testing.T) {
 		_, err := db.Pool.Exec(t.Context(), `select * from onceq.`+call)
 		require.ErrorContains(t, err, want, call)
 		require.Equal(t, "OQ010", sqlstate.Of(err), call)
+		var said *pgconn.PgError
+		require.ErrorAs(t, err, &said)
+		require.NotEmpty(t, said.Hint, call)
 	}
 	require.Zero(t, sqlOne[int](t, db, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits) + (select count(*) from onceq.job_fences)`))
 }
