@@ -382,7 +382,7 @@ grant execute on function $schema.emit(text, text, jsonb) to $role;
 }
 
 // tag matches what begins and ends the text of a function that names the schema: rule_test.go compares it with the files.
-var tag = regexp.MustCompile(`\$(add_counts|add_each|be_present|begin_await|call|call_families|cancel|cancel_followers|cancel_job|canonical|canonical_text|check_name|check_payload|citus|claim_fence|discard|emit|emit_event|enqueue|enqueue_bytes|enqueue_either|enqueue_jobs|enqueue_many|enqueue_one|finish|finish_next|follow|give_back|go_live|hand_over|hurry|insert_members|job|job_of|keep_history|mark_members|move|pause|promote|rate_of|redrive|replace_jobs|request_cancels|rescan_turn|resolve_effects|resolve_fence|resume|revoke|set_limit|settle_limits|statistics|sweep_members|take_fence|take_slots|tell|wake)\$`)
+var tag = regexp.MustCompile(`\$(add_counts|add_each|be_present|begin_await|call|call_families|cancel|cancel_followers|cancel_job|canonical|canonical_text|check_name|check_payload|citus|claim_fence|discard|emit|emit_event|enqueue|enqueue_bytes|enqueue_either|enqueue_jobs|enqueue_many|enqueue_one|finish|finish_next|follow|give_back|go_live|hand_over|hurry|insert_members|job|job_of|keep_history|mark_members|move|owe|pause|promote|rate_of|redrive|replace_jobs|request_cancels|rescan_turn|resolve_effects|resolve_fence|resume|revoke|set_limit|settle_limits|statistics|sweep_members|take_fence|take_slots|tell|wake)\$`)
 
 // checkName refuses the names that Postgres would refuse, truncate or reserve, and those that may end the text of a function.
 func checkName(schema string) error {
