@@ -97,8 +97,7 @@ Begin with: onceq doctor`,
 			}
 			return nil
 		},
-		PersistentPostRun: func(c *cobra.Command, _ []string) { a.doubted(c) },
-		Version:           version(),
+		Version: version(),
 	}
 	root.SetVersionTemplate("onceq {{.Version}}\n")
 	flags := root.PersistentFlags()

@@ -2,17 +2,20 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/onceq/onceq/onceqops"
 )
 
 // completions say where a shell's completion finds the names that the database knows, by the flag, or by the word that stands for an argument.
-// None of them reads more than a few thousand rows.
+// Each has two seconds, and no lock to wait for but one of a whole table.
 var completions = map[string]string{
 	"QUEUE": `select queue from onceq.queues union select pg_catalog.jsonb_object_keys(queues) collate "C" from onceq.v_workers`,
 	"KIND":  `select pg_catalog.unnest(kinds) collate "C" from onceq.v_workers union select kind from (select kind from onceq.v_jobs limit 1000) j`,
@@ -21,7 +24,7 @@ var completions = map[string]string{
 	"LIMIT":    `select pg_catalog.substr(lane, 2) from onceq.lane_limits where pg_catalog.starts_with(lane, '/')`,
 	"SCHEDULE": `select name from onceq.v_schedules`,
 	"JOB":      `select id::text from (select id from onceq.v_jobs order by id desc limit 50) j`,
-	"GROUP":    `select group_id::text from (select group_id from onceq.v_groups limit 50) g`,
+	"GROUP":    `select id::text from (select id from onceq.job_waits where if_dead is not null limit 50) g`,
 }
 
 // namingFlags are the flags that name something, and what.
@@ -80,59 +83,37 @@ func (a *app) namesOf(ctx context.Context, sql string) ([]string, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// doubted says after a command that no worker and no job has the queue or the kind that it named, and which one may have been meant.
-func (a *app) doubted(c *cobra.Command) {
-	if a.json || a.pool == nil || c.Name() == "pause" { // which says so itself
-		return
-	}
-	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Second)
+// doubt says of a filter that chooses no job that no worker and no job has its queue or its kind, and which one may have been meant.
+func (a *app) doubt(ctx context.Context, filter onceqops.Filter) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	for _, flag := range []string{"queue", "kind"} {
-		f := c.Flags().Lookup(flag)
-		if f == nil || f.Value.String() == "" {
+	for _, one := range []struct{ what, queue, kind, names string }{{"queue", filter.Queue, "", "QUEUE"}, {"kind", "", filter.Kind, "KIND"}} {
+		name := one.queue + one.kind
+		if name == "" {
 			continue
 		}
-		name, of := f.Value.String(), map[string]string{}
-		of[flag] = name
-		if known, err := a.known(ctx, a.pool, of["queue"], of["kind"]); known || err != nil {
+		if known, err := a.known(ctx, a.pool, one.queue, one.kind); known || err != nil {
 			continue
 		}
-		others, _ := a.namesOf(ctx, completions[namingFlags[flag]])
-		meant := ""
-		if near := nearest(name, others); near != "" && near != name {
-			meant = fmt.Sprintf("; there is %q", near)
-		}
-		a.remark("No worker and no job has the %s %q%s\n", flag, name, meant)
+		others, _ := a.namesOf(ctx, completions[one.names])
+		a.remark("No worker and no job has the %s %q%s\n", one.what, name, meant(name, others))
 	}
 }
 
-// nearest is the name that differs from a word by the fewest characters, if those are few.
-func nearest(word string, among []string) (near string) {
-	best := 1 + max(min(2, len(word)/2), len(word)/3)
+// meant names those that may have been meant by a word. cobra knows that of commands.
+func meant(word string, among []string) string {
+	c := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, name := range among {
-		if d := distance([]rune(word), []rune(name)); d < best {
-			best, near = d, name
+		if !strings.ContainsFunc(name, unicode.IsSpace) { // a command's name has no space
+			c.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 		}
 	}
-	return near
-}
-
-// distance is how many characters must be put in, taken out or changed to make b of a (Levenshtein).
-func distance(a, b []rune) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	var near []string
+	for _, name := range c.SuggestionsFor(word) {
+		near = append(near, strconv.Quote(name))
 	}
-	for i, x := range a {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j, y := range b {
-			d := diagonal
-			if x != y {
-				d++
-			}
-			diagonal, row[j+1] = row[j+1], min(d, row[j]+1, row[j+1]+1)
-		}
+	if len(near) == 0 {
+		return ""
 	}
-	return row[len(b)]
+	return "; there is " + strings.Join(near, " or ")
 }

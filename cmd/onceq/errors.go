@@ -54,6 +54,7 @@ The most frequent error comes first. It looks at up to --limit jobs, for five se
 			if err != nil {
 				return err
 			}
+			filter.WithoutPayloads = true
 			jobs, next, err := a.list(cmd.Context(), filter, c.limit)
 			if err != nil {
 				return err
@@ -71,6 +72,9 @@ The most frequent error comes first. It looks at up to --limit jobs, for five se
 				t.add(number(e.Jobs), number(e.Dead), number(e.Held), number(e.Retrying), e.Kind, ago(now.Sub(e.First))+" ago", ago(now.Sub(e.Last))+" ago", e.Job, e.Error)
 			}
 			a.print(t, "No job has failed that is "+words(filter)+".")
+			if len(jobs) == 0 {
+				a.doubt(cmd.Context(), filter)
+			}
 			if next != 0 {
 				a.remark("These are the newest %s; there may be more: raise --limit\n", plural(len(jobs), "job"))
 			}
@@ -123,7 +127,7 @@ func (a *app) watchCommand() *cobra.Command {
 		Use:   "watch JOB",
 		Short: "Say what becomes of a job, until it has ended",
 		Long: `watch prints a line whenever the state, the attempts or the progress of a job change. It ends with the job: with 0 if that is completed, else with 1.
-With --json each line is the job, as onceq jobs show prints it. A job of a kind without a history (Kind.Keep) is gone when it is completed.`,
+With --json each line is the job, as onceq jobs list prints it. A job of a kind without a history (Kind.Keep) is gone when it is completed.`,
 		Example: `  onceq jobs watch 4711
   onceq jobs redrive 4711 && onceq jobs watch 4711`,
 		Args: cobra.ExactArgs(1),
@@ -151,7 +155,7 @@ func (a *app) follow(ctx context.Context, id int64) error {
 		cancel()
 		switch {
 		case errors.Is(err, onceq.ErrNotFound) && last != "":
-			a.say("The job is gone: it was completed and its kind keeps no history, or it was discarded.\n")
+			a.remark("The job is gone: it was completed and its kind keeps no history, or it was discarded.\n")
 			return nil
 		case err != nil:
 			return err

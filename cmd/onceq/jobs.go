@@ -70,6 +70,9 @@ thousand jobs a statement, prints what it has found, and says where to go on. Wi
 				none = "No job was found yet that is " + words(filter) + "."
 			}
 			a.print(jobTable(jobs, now), none)
+			if len(jobs) == 0 {
+				a.doubt(cmd.Context(), filter)
+			}
 			if next != 0 && len(jobs) < c.limit {
 				a.remark("Not all jobs were looked at: add --after %d\n", next)
 			} else if next != 0 {
@@ -91,7 +94,7 @@ const listTime = 5 * time.Second
 func (a *app) list(ctx context.Context, filter onceqops.Filter, limit int) (jobs []onceq.JobInfo, next int64, err error) {
 	found := time.Now() // when a page was last full
 	for len(jobs) < limit {
-		filter.Limit, filter.WithoutPayloads = min(limit-len(jobs), 200), !a.json
+		filter.Limit, filter.WithoutPayloads = min(limit-len(jobs), 200), filter.WithoutPayloads || !a.json
 		inner, cancel := a.limited(ctx)
 		page, after, err := a.ops.Page(inner, a.pool, filter)
 		cancel()
@@ -546,6 +549,7 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceqops.Filter, agre
 			return a.printJSON(map[string]any{"matched": 0, "stopped": false})
 		}
 		a.say("No job is %s. Nothing was changed.\n", about)
+		a.doubt(ctx, filter)
 		return nil
 	}
 	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.Group == 0 {

@@ -1011,11 +1011,16 @@ func TestNames_ThatNobodyKnows(t *testing.T) {
 	require.Contains(t, do(t, db.URL, "jobs", "list", "--queue", "unlike").err, "No worker and no job has the queue \"unlike\"\n")
 	require.Contains(t, do(t, db.URL, "jobs", "cancel", "--kind", "mial", "--yes").err, `there is "mail"`)
 	require.NotContains(t, do(t, db.URL, "jobs", "list", "--queue", "mail", "--kind", "mail").err, "No worker and no job")
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Payload: 1, Queue: "imgs"})
+	require.NoError(t, err)
+	moved := do(t, db.URL, "jobs", "move", "--queue", "imgs", "--to", "images", "--yes")
+	require.Contains(t, moved.out, "1 job moved")
+	require.NotContains(t, moved.err, "No worker and no job", "nobody has it any more because of this command")
 	require.Empty(t, do(t, db.URL, "jobs", "list", "--queue", "imagse", "--json").err)
-	for _, c := range []struct {
-		word, near string
-	}{{"mail", "mail"}, {"mial", "mail"}, {"", ""}, {"mails", "mail"}, {"invoice", ""}, {"billings", "billing"}} {
-		require.Equal(t, c.near, nearest(c.word, []string{"billing", "mail"}), c.word)
+	for word, want := range map[string]string{
+		"mail": `; there is "mail"`, "mails": `; there is "mail"`, "invoice": "", "billings": `; there is "billing"`, "bi": `; there is "billing"`,
+	} {
+		require.Equal(t, want, meant(word, []string{"billing", "mail", "two words"}), word)
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/url"
 	"os/exec"
 	"strings"
@@ -60,6 +61,15 @@ func TestMCP_Reads(t *testing.T) {
 		Kind: "mail", Payload: json.RawMessage(`{"to":"secret-address"}`), Metadata: map[string]string{"customer": "secret-name"},
 	})
 	require.NoError(t, err)
+	kept := onceq.Kind[int]{Name: "kept", Queue: "kept", Key: func(int) string { return "one" }, Keep: time.Hour}
+	done, err := q.Enqueue(t.Context(), db.Pool, kept.Job(1))
+	require.NoError(t, err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"kept": {}}}, kept.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		paid, err := onceq.Once(ctx, l, "pay", func(context.Context, string) (string, error) { return "secret-receipt", nil })
+		return errors.Join(err, l.SetResult(paid))
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 0))
 	s := assistant(t, db.URL)
 	tools := toolsOf(t, s)
 	for name, reads := range tools {
@@ -72,12 +82,19 @@ func TestMCP_Reads(t *testing.T) {
 		text, failed := called(t, s, name, nil)
 		if !failed {
 			require.True(t, json.Valid([]byte(text)), "%s answers with %s", name, text)
+			require.NotContains(t, text, "secret", name)
 		}
 	}
 	for _, tool := range []string{"jobs_show", "jobs_explain"} {
 		text, failed := called(t, s, tool, map[string]any{"arguments": []any{r.ID}})
 		require.False(t, failed, text)
 		require.Contains(t, text, `"mail"`)
+		require.NotContains(t, text, "secret")
+	}
+	for tool, arg := range map[string]any{"jobs_show": done.ID, "keys": "one"} {
+		text, failed := called(t, s, tool, map[string]any{"arguments": []any{arg}})
+		require.False(t, failed, text)
+		require.Contains(t, text, "hidden")
 		require.NotContains(t, text, "secret")
 	}
 	text, failed := called(t, s, "jobs_list", map[string]any{"state": []any{"waiting"}, "limit": 10})
