@@ -105,11 +105,16 @@ func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) 
 		return "", nil, err
 	}
 	args = slices.Clone(args)
+	to := enqueueOneDrawn
 	switch statement {
 	case insertKeyed: // has nine arguments, where enqueueOne has eighteen
 		args = append(args, make([]any, 18-len(args))...)
 	case insertFence: // has no token to take over
-		args = append(args, nil, false, "", false)
+		to, args = claimFenceDrawn, append(args, nil, false, "", false)
+	case takeFence:
+		to = claimFenceDrawn
+	case readRefs:
+		to = refsApart
 	case enqueueJobs:
 		slices.Sort(ids)
 		for i, id := range args[5].([]int64) { // some have ids already
@@ -120,8 +125,7 @@ func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) 
 		args[5] = ids
 		return enqueueDrawn, args, nil
 	}
-	return map[string]string{insertKeyed: enqueueOneDrawn, enqueueOne: enqueueOneDrawn, insertFence: claimFenceDrawn, takeFence: claimFenceDrawn, readRefs: refsApart}[statement],
-		append(args, ids[0]), nil
+	return to, append(args, ids[0]), nil
 }
 
 // enqueueDrawn is enqueueJobs for jobs that have ids: the sequence is on the coordinator.
