@@ -442,6 +442,28 @@ func TestGroup_AStaleCompletionTellsNothing(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// A member whose end was told is not told again: nobody looks at its group because its row in the history is discarded.
+func TestGroup_AnEndIsToldOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	kept := part
+	kept.Keep = time.Hour
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{kept.Job(1), part.Job(2)}, whole.Job("x"))
+	require.NoError(t, err)
+	ran := db.RunOne(kept.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { return l.SetResult("done") }))
+	require.Equal(t, onceq.StateCompleted, ran.State)
+	first := g.Members[0].ID
+	leases := groupClaim(t, q)
+	const called = `select count(*) from onceq.lane_calls where starts_with(lane, E'\x1f')`
+	before := sqlOne[int](t, db, called)
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, first))
+	require.Equal(t, before, sqlOne[int](t, db, called))
+	require.JSONEq(t, `"done"`, string(membersOf(t, db, g.Then.ID)[first].Result))
+	require.NoError(t, leases[g.Members[1].ID].Complete(ctx, nil))
+	require.NoError(t, laneClaimOne(t, q, g.Then.ID).Complete(ctx, nil))
+}
+
 // Bad input is an error before anything is written. A job that waits and whose key is taken is a duplicate, and nothing is
 // written; a member whose key is taken is the job that has it.
 func TestGroup_BadInputAndDuplicates(t *testing.T) {
