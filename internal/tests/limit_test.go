@@ -518,19 +518,26 @@ func limitUnderFaults(t *testing.T, each int) {
 		Name: "charge", Lane: charges.Lane, Limit: func(c charge) string { return fmt.Sprint("provider/", c.Customer%2) }, MaxLost: 1000, MaxAttempts: 1000,
 		Backoff: func(int, error) time.Duration { return time.Millisecond },
 	}
-	setLimit(t, db, "provider/", onceq.Limit{AtOnce: 2})
+	chargesUnderFaults(t, db, k, 3, conformance.Sized(6, 30), func(*onceq.Lease) error { return laneFault() })
+}
+
+// chargesUnderFaults runs so many jobs of each of six customers, under limits of up to so many at once that change. Each attempt ends as
+// end says.
+func chargesUnderFaults(t *testing.T, db *queuetest.DB, k onceq.Kind[charge], most, each int, end func(*onceq.Lease) error) {
+	ctx := context.Background()
+	setLimit(t, db, "provider/", onceq.Limit{AtOnce: 2 * most / 3})
 	inTx := k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
 		if _, err := tx.Exec(ctx, `select $1::int`, 1); err != nil {
 			return err
 		}
-		return laneFault()
+		return end(l)
 	})
 	own := k.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
 		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 			if err := l.Complete(ctx, tx); err != nil {
 				return err
 			}
-			return laneFault() // rolls back the completion and its successors
+			return end(l) // rolls back the completion and its successors
 		})
 	})
 	workers := []*working{
@@ -542,11 +549,11 @@ func limitUnderFaults(t *testing.T, each int) {
 		case 0:
 			return db.Queue.RemoveLimit(ctx, db.Pool, "provider/1")
 		case 1:
-			return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 3, Rate: 1000, Burst: 500})
+			return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: most, Rate: 1000, Burst: 500})
 		}
-		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(3)})
+		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(most)})
 	})
-	for n := range conformance.Sized(6, 30) {
+	for n := range each {
 		for c := range 6 {
 			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
 			require.NoError(t, err)

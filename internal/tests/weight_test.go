@@ -494,7 +494,6 @@ func TestWeight_CorrectionsTogether(t *testing.T) {
 // more is live than the limits allow, or one job that is heavier, and in the end all is done.
 func TestWeight_UnderFaults(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	k := onceq.Kind[charge]{
 		Name: "charge", MaxLost: 1000, MaxAttempts: 1000,
@@ -508,52 +507,9 @@ func TestWeight_UnderFaults(t *testing.T) {
 		Weight:  func(c charge) int { return 1 + max(0, c.N%7-2) },
 		Backoff: func(int, error) time.Duration { return time.Millisecond },
 	}
-	setLimit(t, db, "provider/", onceq.Limit{AtOnce: 4})
-	weighed := func(l *onceq.Lease) error { return errors.Join(l.SetWeight(rand.N(8)), laneFault()) }
-	inTx := k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
-		if _, err := tx.Exec(ctx, `select $1::int`, 1); err != nil {
-			return err
-		}
-		return weighed(l)
+	chargesUnderFaults(t, db, k, 6, conformance.Sized(10, 40), func(l *onceq.Lease) error {
+		return errors.Join(l.SetWeight(rand.N(8)), laneFault())
 	})
-	own := k.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
-		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-			if err := l.Complete(ctx, tx); err != nil {
-				return err
-			}
-			return weighed(l) // rolls back the completion and its successors
-		})
-	})
-	workers := []*working{
-		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond}, inTx),
-		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond}, own),
-	}
-	calm := laneFaults(t, db, func() error {
-		switch rand.N(4) {
-		case 0:
-			return db.Queue.RemoveLimit(ctx, db.Pool, "provider/1")
-		case 1:
-			return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 6, Rate: 1000, Burst: 500})
-		}
-		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(6)})
-	})
-	for n := range conformance.Sized(10, 40) {
-		for c := range 6 {
-			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
-			require.NoError(t, err)
-			if rand.N(20) == 0 {
-				if _, err := db.Queue.Cancel(ctx, db.Pool, r.ID); !errors.Is(err, onceq.ErrNotFound) {
-					require.NoError(t, err)
-				}
-			}
-		}
-	}
-	until(t, db, `not exists (select from onceq.jobs) and not exists (select from onceq.job_waits)`)
-	calm()
-	for _, w := range workers {
-		require.NoError(t, w.stop())
-	}
-	require.NoError(t, db.Check())
 }
 
 // With Max, before the last start in any window of time that is as long as Per less than Max has started,
