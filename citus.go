@@ -81,17 +81,14 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
 // lockTimeout sets on the node how long a transaction waits for a lock there. Citus does not pass on what is set on the coordinator.
 const lockTimeout = `select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta`
 
-// draws says of a statement that it needs what the sequence says, which is on the coordinator.
-func draws(statement string) bool {
-	switch statement {
-	case insertKeyed, enqueueOne, enqueueJobs, insertFence, takeFence, readRefs:
-		return true
-	}
-	return false
+// drawnAs has what is sent in place of statements that need what the sequence says, which is on the coordinator.
+var drawnAs = map[string]string{
+	insertKeyed: enqueueOneDrawn, enqueueOne: enqueueOneDrawn, enqueueJobs: enqueueDrawn,
+	insertFence: claimFenceDrawn, takeFence: claimFenceDrawn, readRefs: refsApart,
 }
 
-// drawn asks the sequence for what such a statement needs. It returns what is sent in its place, and with which arguments.
-func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) (string, []any, error) {
+// drawn asks the sequence for what such a statement needs, and returns the arguments of what is sent in its place.
+func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) ([]any, error) {
 	var ids []int64
 	ask, n, answer := drawIDs, []any{1}, row(nil, &ids)
 	switch statement {
@@ -102,19 +99,14 @@ func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) 
 		ask, n, answer = readSequence, nil, row(&ids[0])
 	}
 	if err := query(ctx, db, q.sql(ask), n, answer); err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	args = slices.Clone(args)
-	to := enqueueOneDrawn
 	switch statement {
 	case insertKeyed: // has nine arguments, where enqueueOne has eighteen
 		args = append(args, make([]any, 18-len(args))...)
 	case insertFence: // has no token to take over
-		to, args = claimFenceDrawn, append(args, nil, false, "", false)
-	case takeFence:
-		to = claimFenceDrawn
-	case readRefs:
-		to = refsApart
+		args = append(args, nil, false, "", false)
 	case enqueueJobs:
 		slices.Sort(ids)
 		for i, id := range args[5].([]int64) { // some have ids already
@@ -123,9 +115,9 @@ func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) 
 			}
 		}
 		args[5] = ids
-		return enqueueDrawn, args, nil
+		return args, nil
 	}
-	return to, append(args, ids[0]), nil
+	return append(args, ids[0]), nil
 }
 
 // enqueueDrawn is enqueueJobs for jobs that have ids: the sequence is on the coordinator.

@@ -235,10 +235,11 @@ func (q *store) send(ctx context.Context, db DB, by way, statement string, args 
 			db = conn
 		}
 	}
-	if db != nil && q.citus.Load() != citusNo && draws(statement) {
+	if db != nil && q.citus.Load() != citusNo && drawnAs[statement] != "" {
 		citus, err := q.onCitus(ctx, db)
 		if citus {
-			statement, args, err = q.drawn(ctx, db, statement, args)
+			args, err = q.drawn(ctx, db, statement, args)
+			statement = drawnAs[statement]
 		}
 		if err != nil {
 			return q.told(err)
