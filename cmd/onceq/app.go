@@ -114,7 +114,7 @@ Begin with: onceq doctor`,
 	}{
 		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.mcpCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
 		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.lanesCommand(), a.limitsCommand(), a.groupsCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
-		{"set", []*cobra.Command{a.migrateCommand(), a.checkCommand(), a.reapCommand()}},
+		{"set", []*cobra.Command{a.migrateCommand(), a.importCommand(), a.checkCommand(), a.reapCommand()}},
 	} {
 		for _, c := range g.commands {
 			c.GroupID = g.id

@@ -1,0 +1,2 @@
+// Package imports tests onceq import against the real queues that it takes jobs from.
+package imports
