@@ -142,7 +142,7 @@ func (i *importing) run(ctx context.Context, name, title string, from backlog) e
 	if takes == 0 {
 		return i.said(counts, 0, 0, fmt.Sprintf("No job waits in %s%s.", title, staying(stays)))
 	}
-	if err := i.a.agreed(ctx, i.consent, fmt.Sprintf("%s leave %s for onceq.", plural(takes, "job"), title), lines...); err != nil {
+	if err := i.a.agreed(ctx, i.consent, fmt.Sprintf("From %s to onceq: %s.", title, plural(takes, "job")), lines...); err != nil {
 		if errors.Is(err, errDry) && i.a.json {
 			return errors.Join(err, i.a.printJSON(map[string]any{"kinds": counts}))
 		}
@@ -241,7 +241,7 @@ func (i *importing) put(ctx context.Context, db onceq.DB, jobs []onceq.Job) (kno
 		}
 		results, err := i.a.q.EnqueueMany(ctx, db, now)
 		if err != nil {
-			return 0, err
+			return 0, which(err, now)
 		}
 		for _, r := range results {
 			if r.Duplicate {
@@ -251,6 +251,17 @@ func (i *importing) put(ctx context.Context, db onceq.DB, jobs []onceq.Job) (kno
 		jobs = later
 	}
 	return known, nil
+}
+
+// which names the old job that is refused, so that somebody can correct or delete it there.
+func which(err error, jobs []onceq.Job) error {
+	var invalid *onceq.InvalidError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	k := 0 // of one job its place is not said
+	_, _ = fmt.Sscanf(invalid.Field, "jobs[%d]", &k)
+	return &exit{codeRefused, fmt.Errorf("%s cannot be a job of onceq: %w", jobs[k].Metadata["imported"], err)}
 }
 
 var member = regexp.MustCompile(`\{([^{}]+)\}`)
@@ -292,7 +303,7 @@ type oldTables struct {
 	in     string
 	names  string // a table that it has, as its documentation calls it
 	count  string // kind, how many can be taken, how many stay
-	delete string // deletes up to 1,000 jobs and returns kind, queue, payload, key, run_at, priority, attempts left, lane
+	delete string // deletes up to 1,000 jobs and returns kind, queue, payload, key, run_at, priority, attempts left, lane, id
 }
 
 var river = oldTables{
@@ -308,7 +319,7 @@ with gone as (
                  order by id limit 1000 for update skip locked)
   returning *
 )
-select kind, queue, args::text, coalesce(pg_catalog.encode(unique_key, 'hex'), ''), scheduled_at, case when priority > 1 then 1 else 0 end, max_attempts - attempt, ''
+select kind, queue, args::text, coalesce(pg_catalog.encode(unique_key, 'hex'), ''), scheduled_at, case when priority > 1 then 1 else 0 end, max_attempts - attempt, '', 'River job ' || id
   from gone order by id`,
 }
 
@@ -329,7 +340,7 @@ with gone as (
                          order by created_on limit 1000 for update skip locked)
   returning *
 )
-select name, '', coalesce(data::text, 'null'), coalesce(singleton_key, ''), start_after, -pg_catalog.sign(priority)::int, retry_limit - retry_count + (state = 'created')::int, ''
+select name, '', coalesce(data::text, 'null'), coalesce(singleton_key, ''), start_after, -pg_catalog.sign(priority)::int, retry_limit - retry_count + (state = 'created')::int, '', 'pg-boss job ' || id
   from gone order by created_on`,
 }
 
@@ -347,7 +358,7 @@ with gone as (
                  order by j.id limit 1000 for update of j skip locked)
   returning *
 )
-select t.identifier, '', g.payload::text, coalesce(g.key, ''), g.run_at, pg_catalog.sign(g.priority)::int, g.max_attempts - g.attempts, coalesce(q.queue_name, '')
+select t.identifier, '', g.payload::text, coalesce(g.key, ''), g.run_at, pg_catalog.sign(g.priority)::int, g.max_attempts - g.attempts, coalesce(q.queue_name, ''), 'graphile-worker job ' || g.id
   from gone g join %[1]s._private_tasks t on t.id = g.task_id
   left join %[1]s._private_job_queues q on q.id = g.job_queue_id
  order by g.id`,
@@ -370,9 +381,9 @@ func (o oldTables) take(ctx context.Context, kinds []string, put func(context.Co
 			return err
 		}
 		jobs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (j onceq.Job, err error) {
-			var payload string
-			err = row.Scan(&j.Kind, &j.Queue, &payload, &j.Key, &j.RunAt, &j.Priority, &j.MaxAttempts, &j.Lane)
-			j.Payload, j.MaxAttempts = json.RawMessage(payload), max(1, j.MaxAttempts)
+			var payload, id string
+			err = row.Scan(&j.Kind, &j.Queue, &payload, &j.Key, &j.RunAt, &j.Priority, &j.MaxAttempts, &j.Lane, &id)
+			j.Payload, j.MaxAttempts, j.Metadata = json.RawMessage(payload), max(1, j.MaxAttempts), map[string]string{"imported": id}
 			return j, err
 		})
 		if err != nil || len(jobs) == 0 {

@@ -140,7 +140,7 @@ func (t tasks) move(ctx context.Context, found []*asynq.TaskInfo, put func(conte
 	for i, task := range found {
 		jobs[i] = onceq.Job{
 			Kind: task.Type, Queue: task.Queue, Key: task.ID, RunAt: task.NextProcessAt, Payload: json.RawMessage(task.Payload),
-			MaxAttempts: max(1, task.MaxRetry-task.Retried+1),
+			MaxAttempts: max(1, task.MaxRetry-task.Retried+1), Metadata: map[string]string{"imported": "asynq task " + task.ID},
 		}
 		switch {
 		case len(task.Payload) == 0:

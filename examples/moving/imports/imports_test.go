@@ -160,6 +160,9 @@ func TestImport_FromRiver(t *testing.T) {
 	moved, failed := run(t, db, keyed...)
 	require.Empty(t, failed)
 	require.Equal(t, "[{welcome 0 1}] 3 2", moved.String()) // user 2 was there, and user 3 came twice
+	var imported []string
+	require.NoError(t, db.Pool.QueryRow(ctx, `select array_agg(metadata ->> 'imported') filter (where metadata is not null) from onceq.v_jobs`).Scan(&imported))
+	require.Equal(t, []string{"River job 3"}, imported)
 	require.Equal(t, []string{"welcome default waiting 2 welcome:2 0 25", "welcome mail waiting 3 welcome:3 1 6"}, jobs(t, db))
 
 	_, err = db.Pool.Exec(ctx, `update river_job set state = 'available', args = '{"user_id": 3, "version": 2}'`)
@@ -172,6 +175,10 @@ func TestImport_FromRiver(t *testing.T) {
 	require.NoError(t, db.Pool.QueryRow(ctx, `select count(*) from river_job`).Scan(&left))
 	require.Equal(t, 1, left)
 	require.Len(t, jobs(t, db), 2)
+	_, err = db.Pool.Exec(ctx, `update river_job set args = jsonb_build_object('text', repeat('x', 2000000)) where state = 'available'`)
+	require.NoError(t, err)
+	_, failed = run(t, db, "river", "--yes")
+	require.Regexp(t, `River job \d+ cannot be a job of onceq: onceq: jobs.0..Payload`, failed)
 	_, failed = run(t, db, "river", "--from-schema", "nowhere", "--yes")
 	require.Contains(t, failed, "--from-schema")
 	_, failed = run(t, db, "river", "--key", "welcome:{user_id}", "--yes")
