@@ -101,22 +101,23 @@
 //
 // # Which locks are taken, and in which order
 //
-// Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Emit alone has another
-// order, for the event's fence and the jobs that wait for it: see docs/work/architecture.md. In a
-// transaction of the caller's, CancelMany, RedriveMany, DiscardMany and ResolveMany (onceqops) keep to the order for all
-// of their jobs. EnqueueMany takes keys in
-// the order of scope and key, but in each call, and of more than 2,000 in each part of that size, those that have expired after
-// those that are absent. A completion locks its jobs' own fences, which nobody else changes once a job is started.
-// Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's
-// row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows
-// that Enqueue locks are an expired fence that it takes over and, with Job.Replace, a job that it changes and that job's
-// fence, those that wait for a lane or a limit before the others; with Job.After, those of the other jobs that nobody has locked. A Redrive locks the row of the job that waits for the
-// one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key, or that
-// completes, cancels, replaces, redrives or discards its job. Workers that
-// claim from the same backlog take turns, by an advisory lock for each queue: a claim waits for it at most a second, and then
-// does without. A schedule's name has one while the first Put or Register of it writes its row, or a tick finds none (onceqcron). There
-// are no other advisory locks outside migrations, no table locks, and no session state except an optional LISTEN connection for the
-// workers over one pool.
+// Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences, in the order of scope and key.
+// docs/work/architecture.md has the exceptions. What a caller meets:
+//
+//   - Enqueue waits while another transaction is open that took the same key, or that completes, cancels, replaces, redrives or
+//     discards its job.
+//   - Enqueue locks few existing rows: an expired fence that it takes over; with Job.Replace the job that it changes and that
+//     job's fence; with Job.After those of the other jobs that nobody has locked.
+//   - EnqueueMany takes keys in their order, but expired ones after those that are absent: in each call, and of more than
+//     2,000 jobs in each part of that size.
+//   - CancelMany, RedriveMany, DiscardMany and ResolveMany (onceqops) keep to the order for all of their jobs.
+//   - Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's row, and
+//     so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock.
+//   - Workers that claim from the same backlog take turns, by an advisory lock for each queue. A claim waits for it at most a second,
+//     and then does without. onceqcron has an advisory lock for the name of a schedule while its row is made.
+//
+// There are no other advisory locks outside migrations, no table locks, and no session state except an optional LISTEN
+// connection for the workers over one pool.
 //
 // # What it costs
 //

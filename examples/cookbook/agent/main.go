@@ -24,7 +24,7 @@ var agent = onceq.Kind[task]{
 	Name:    "agent",
 	Key:     func(t task) string { return t.ID },                             // a form that is sent twice is one task
 	Limit:   func(task) string { return "model" },                            // the provider's tokens a minute,
-	Weight:  func(t task) int { return t.Tokens },                            // of which a run may spend so many
+	Weight:  func(t task) int { return t.Tokens },                            // what a run may spend
 	Timeout: 10 * time.Minute,                                                // of one run; a person may take a day
 	Backoff: func(int, error) time.Duration { return 10 * time.Millisecond }, // seconds, in a real service
 	Keep:    7 * 24 * time.Hour,                                              // the page shows it for a week

@@ -20,8 +20,8 @@ type world struct {
 	orders  map[string]string // by key
 	calls   int               // of the shop
 	mails   int
-	lose    int // so many answers of the shop get lost
-	full    int // so many model calls are refused
+	lose    int // how many answers of the shop get lost
+	full    int // how many model calls are refused
 }
 
 func (w *world) ServeHTTP(out http.ResponseWriter, r *http.Request) {

@@ -16,7 +16,7 @@ type prompt struct{ Text string }
 var answer = onceq.Kind[prompt]{
 	Name:   "answer",
 	Limit:  func(prompt) string { return "model" },
-	Weight: func(p prompt) int { return len(p.Text)/4 + 500 }, // about so many tokens in, and at most so many out
+	Weight: func(p prompt) int { return len(p.Text)/4 + 500 }, // about one goes in for 4 bytes, and at most 500 come out
 }
 
 func main() {
