@@ -402,7 +402,7 @@ func Pipelines(c *pgx.ConnConfig) bool {
 // These say why a handler's transaction cannot be committed although the handler wants it.
 var (
 	errTxLost     = errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
-	errTxFailed   = errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
+	errTxFailed   = errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: the transaction is rolled back; return the error, or run a statement that may fail in a savepoint (tx.Begin)")
 	errTxBusy     = errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back; close them before returning")
 	errTxInUse    = errors.New("onceq: the handler returned while another goroutine was using its transaction: it is rolled back; wait for such goroutines before returning")
 	errSavepoint  = errors.New("onceq: a savepoint of the handler's transaction could not be committed or rolled back, so all of it is rolled back")
