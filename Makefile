@@ -11,7 +11,7 @@ PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export O
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
 LAB = ./adapter ./bench ./checks ./once ./specs ./tern
 
-.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench once torture torture-ci release release-test
+.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench compare once torture torture-ci release release-test
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -105,6 +105,9 @@ page-size: ## what each page of onceqweb costs over a million jobs
 # A part of it: make bench BENCH='-tests A,C -rounds 5'
 bench: ## onceq and its peers side by side, into lab/bench/RESULTS.md
 	@cd lab/bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
+
+compare: ## sizes and two benchmarks beside those of main
+	@scripts/compare.sh
 
 # Stories with one question each, into docs/use/once.md. One cell, row or column of its table: make once ONLY='asked-twice/River'
 once: ## what becomes of one piece of work when something goes wrong, on onceq and others, into docs/use/once.md
