@@ -59,7 +59,7 @@ func TestDocsLinks(t *testing.T) {
 		require.Contains(t, string(text), "](../README.md)", "%s does not lead back", page)
 	}
 	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
-	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	link := regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
 	path := regexp.MustCompile(`(https?://\S*|\b)(docs/[\w/.-]+\.(?:md|sql|png))\b`)
 	linked, named := 0, 0
 	err = filepath.WalkDir("..", func(file string, entry fs.DirEntry, err error) error {
@@ -86,8 +86,15 @@ func TestDocsLinks(t *testing.T) {
 			return nil
 		}
 		for _, l := range link.FindAllStringSubmatch(string(code.ReplaceAll(text, nil)), -1) {
-			_, err := os.Stat(filepath.Join(filepath.Dir(file), l[1]))
+			to := filepath.Join(filepath.Dir(file), l[1])
+			if l[1] == "" {
+				to = file
+			}
+			_, err := os.Stat(to)
 			require.NoError(t, err, "%s links to %s", file, l[1])
+			if l[2] != "" && filepath.Ext(to) == ".md" {
+				require.Contains(t, anchors(t, to), l[2], "%s links to %s", file, to)
+			}
 			linked++
 		}
 		return nil
@@ -95,4 +102,17 @@ func TestDocsLinks(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, linked, 200)
 	require.Greater(t, named, 100)
+}
+
+// anchors are the places that links into a page may name: its headings, as GitHub writes them.
+func anchors(t *testing.T, page string) []string {
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	text = regexp.MustCompile("(?s)```.*?```").ReplaceAll(text, nil)
+	var all []string
+	for _, h := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		name := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(h[1]), "")
+		all = append(all, strings.ReplaceAll(name, " ", "-"))
+	}
+	return all
 }
