@@ -16,8 +16,13 @@
 //	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, Welcome.Handle(send))
 //	err = w.Run(ctx)
 //
+//	// In the handler, around a call that must not happen twice:
+//	id, err := onceq.Once(ctx, lease, "send", func(ctx context.Context, key string) (string, error) {
+//		return provider.Send(ctx, mail, key)
+//	})
+//
 // What people do to jobs, as listing them, asking why one does not run and running dead ones again, is in package onceqops:
-// Ops.Redrive, for example, is a method of its type Ops.
+// Ops.Redrive, for example, is a method of its type Ops. Guides, and programs by task, are in the repository: docs/README.md.
 //
 // # Glossary
 //
