@@ -92,6 +92,7 @@ func (q *Queue) cancelBy(ctx context.Context, db DB, by way, statement string,
 		return nil, fmt.Errorf("onceq: cancel: %w", err)
 	}
 	for i, id := range gone {
+		q.waits.ended(id)
 		q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
 	}
 	return gone, nil

@@ -101,6 +101,7 @@ type observer struct {
 	guard    *guard.Guard // calls the application's functions
 	hook     Hook         // nil for none
 	troubles troubles     // background work that fails
+	waits    waits        // calls of Wait
 }
 
 // level is the level at which an event that ends an attempt is logged: see Kind.LogLevel.

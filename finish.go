@@ -200,6 +200,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	case err == nil:
 		l.byHandler.Store(true)
 		l.accepted.Store(true)
+		l.q.waits.ended(l.ID)
 		if level := l.level(EventCompleted); l.q.watched(level) {
 			e := l.event(EventCompleted)
 			e.Run = time.Since(l.began)
@@ -549,6 +550,7 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	case o.state == StateWaiting:
 		t = EventReleased
 	}
+	q.waits.ended(o.lease.ID) // or the job runs again
 	level := o.lease.level(t)
 	if !q.watched(level) {
 		return

@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -250,13 +253,17 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 // without a key and a history leaves nothing when it completes: of one that Wait has seen, Wait returns StateCompleted without
 // a Result, and of one that was completed before, ErrNotFound.
 //
-// Wait looks after 25 ms, and each time twice as late, up to a second. It holds no connection between two looks.
+// Wait looks at once when the job ends through this Queue: in a worker of this process, by Lease.Complete or
+// Cancel. An end elsewhere sends no notification: Wait looks after 25 ms, and each time twice as late, up to
+// a second. It holds no connection between two looks.
 func (q *Queue) Wait(ctx context.Context, ref JobRef) (JobInfo, error) {
 	if (ref.ID != 0) == (ref.Key != "") {
 		return JobInfo{}, invalid("JobRef", "must name a job by its ID, or by its Scope and Key, and not by both")
 	}
+	const soon = 25 * time.Millisecond
 	var job JobInfo // as the latest look saw it
-	for pause := 25 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	ended := make(chan struct{}, 1)
+	for pause := soon; ; {
 		now, err := q.waited(ctx, ref, job)
 		switch {
 		case err != nil && ctx.Err() != nil:
@@ -266,9 +273,60 @@ func (q *Queue) Wait(ctx context.Context, ref JobRef) (JobInfo, error) {
 		case now.State.Finished():
 			return now, nil
 		}
+		if job.ID == 0 {
+			defer q.waits.add(now.ID, ended)()
+		}
 		job = now
-		if !sleep(ctx, pause, nil) {
+		select {
+		case <-ctx.Done():
 			return job, ctx.Err()
+		case <-ended:
+			pause = soon // the transaction that ends the job may not have committed yet
+		case <-time.After(pause):
+			pause = min(2*pause, time.Second)
+		}
+	}
+}
+
+// waits are the calls of Wait, by their jobs. There is no notification, because a job is mostly claimed before
+// somebody waits for it: its completion would have to look who does, and every job would pay (BOUNDS.md).
+type waits struct {
+	count atomic.Int32 // of all
+	mu    sync.Mutex   // guards calls, and is held for no longer than that takes
+	calls map[int64][]chan struct{}
+}
+
+// add has the end of a job send to a channel that has room for one value. remove ends that.
+func (w *waits) add(id int64, ended chan struct{}) (remove func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.calls == nil {
+		w.calls = make(map[int64][]chan struct{})
+	}
+	w.calls[id] = append(w.calls[id], ended)
+	w.count.Add(1)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.count.Add(-1)
+		w.calls[id] = slices.DeleteFunc(w.calls[id], func(c chan struct{}) bool { return c == ended })
+		if len(w.calls[id]) == 0 {
+			delete(w.calls, id)
+		}
+	}
+}
+
+// ended says that an attempt at a job has ended, or does so when a transaction commits.
+func (w *waits) ended(id int64) {
+	if w.count.Load() == 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, ended := range w.calls[id] {
+		select {
+		case ended <- struct{}{}:
+		default:
 		}
 	}
 }
