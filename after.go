@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -189,7 +190,7 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 	}
 	field := func(p place) string { return afterField(len(jobs), p.job, p.ref) }
 	var last int64
-	err := q.send(ctx, db, asIs, readRefs, []any{scopes, keys}, each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.AsIs, readRefs, []any{scopes, keys}, pg.Each(func(rows pgx.Rows) error {
 		var n int64
 		var id *int64
 		var state *fenceState
@@ -213,7 +214,7 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 		if errors.As(err, &bad) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("onceq: reading the jobs that another one is to wait for: %w", q.told(err))
+		return nil, fmt.Errorf("onceq: reading the jobs that another one is to wait for: %w", q.store.Told(err))
 	}
 	for i := range jobs {
 		for k, ref := range jobs[i].After {
@@ -283,8 +284,8 @@ func (q *Queue) link(ctx context.Context, db DB, links []link) error {
 	for i, l := range links {
 		groups[i], jobs[i], fresh[i], states[i], results[i] = l.group, l.job, l.fresh, int16(l.state), l.result
 	}
-	if err := q.send(ctx, db, asIs, insertMembers, []any{groups, jobs, fresh, states, results}, noRows); err != nil {
-		return fmt.Errorf("onceq: enqueue: what a job waits for: %w", q.told(err))
+	if err := q.store.Send(ctx, db, pg.AsIs, insertMembers, []any{groups, jobs, fresh, states, results}, pg.NoRows); err != nil {
+		return fmt.Errorf("onceq: enqueue: what a job waits for: %w", q.store.Told(err))
 	}
 	return nil
 }
@@ -307,12 +308,12 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := q.cancelBy(ctx, db, hot, cancelDead, ids, CancelledKeep.Milliseconds())
+	_, err := q.cancelBy(ctx, db, pg.Hot, cancelDead, ids, CancelledKeep.Milliseconds())
 	if badData(err) {
 		for _, id := range ids {
-			if _, err = q.cancelBy(ctx, db, hot, cancelDead, []int64{id}, CancelledKeep.Milliseconds()); badData(err) {
+			if _, err = q.cancelBy(ctx, db, pg.Hot, cancelDead, []int64{id}, CancelledKeep.Milliseconds()); badData(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
-				err = q.send(ctx, db, hot, callLater, []any{id}, noRows)
+				err = q.store.Send(ctx, db, pg.Hot, callLater, []any{id}, pg.NoRows)
 			}
 			if err != nil {
 				break
@@ -320,7 +321,7 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.told(err))
+		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.store.Told(err))
 	}
 	return nil
 }

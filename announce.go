@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
@@ -63,7 +65,7 @@ func (c *claimer) settle(f *feed, now time.Time) {
 	if a.lively {
 		return
 	}
-	if !c.listener.confirmed.Load() || !f.announced.IsZero() || now.Before(a.notBefore) {
+	if !c.listener.Confirmed.Load() || !f.announced.IsZero() || now.Before(a.notBefore) {
 		c.lookSoon(f, now)
 		return
 	}
@@ -123,7 +125,7 @@ type newRow struct {
 // startAnnouncement announces all feeds that are not busy, if it is time for that.
 func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	a := &c.announcement
-	if !c.listener.confirmed.Load() || a.wait(now) > 0 {
+	if !c.listener.Confirmed.Load() || a.wait(now) > 0 {
 		return false
 	}
 	a.wanted, a.written = false, now
@@ -320,7 +322,7 @@ func (c *claimer) setWaits() {
 // take long and it becomes full, nobody else knows of the rest.
 func (c *claimer) passOnIn(now time.Time) time.Duration {
 	wait := longestNap
-	if c.announcement.lively || !c.listener.confirmed.Load() || c.q.citus.Load() == citusYes {
+	if c.announcement.lively || !c.listener.Confirmed.Load() || c.q.store.Citus.Load() == pg.CitusYes {
 		return wait
 	}
 	for _, f := range c.active {
@@ -352,7 +354,7 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 	f := c.active[i]
 	f.passOn = time.Time{}
 	c.send(&c.keeps, func() func() {
-		err := c.q.guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
+		err := c.q.store.Guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
 		return func() {
 			switch {
 			case err == nil:

@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -71,9 +73,9 @@ func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any)
 	if db == nil {
 		return false, errNoDB
 	}
-	args := []any{scope, key, raw, EventWindow.Milliseconds(), rand.Int64(), outside(db)}
-	if err := q.sendBare(ctx, db, emitEvent, args, row(&first)); err != nil {
-		return false, fmt.Errorf("onceq: emit: %w", q.told(err))
+	args := []any{scope, key, raw, EventWindow.Milliseconds(), rand.Int64(), pg.Outside(db)}
+	if err := q.store.SendBare(ctx, db, emitEvent, args, pg.Row(&first)); err != nil {
+		return false, fmt.Errorf("onceq: emit: %w", q.store.Told(err))
 	}
 	return first, nil
 }
@@ -87,7 +89,7 @@ func (q *Queue) Event(ctx context.Context, db DB, scope, key string) (payload js
 	var raw string
 	var state fenceState
 	var free bool
-	switch err := q.queryRow(ctx, db, readFence, []any{int16(classEvent), scope, key}, &state, nil, nil, nil, nil, nil, &raw, nil, &free, nil, nil, nil); {
+	switch err := q.store.QueryRow(ctx, db, readFence, []any{int16(classEvent), scope, key}, &state, nil, nil, nil, nil, nil, &raw, nil, &free, nil, nil, nil); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, false, nil
 	case err != nil:
@@ -107,7 +109,7 @@ func (q *Queue) AwaitEvent(ctx context.Context, db DB, scope, key string) (json.
 		if err != nil || emitted {
 			return payload, err
 		}
-		if !sleep(ctx, rest, nil) {
+		if !nap.For(ctx, rest, nil) {
 			return nil, fmt.Errorf("onceq: awaiting event %q in scope %q: %w", key, scope, ctx.Err())
 		}
 	}
@@ -282,23 +284,23 @@ func (w waitFor) String() string {
 
 // sendAwait sends a statement that commits by itself, on a connection that does not depend on the handler's transaction.
 func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args []any, dest ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, pg.AnswerWithin)
 	defer cancel()
 	var err error
 	for range table.SettleTries {
-		err = l.q.send(ctx, forEffects{l.q.pool, l.db}, meeting, statement, append([]any{l.ID, w.scope, w.key, l.identity}, args...), row(dest...))
+		err = l.q.store.Send(ctx, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, meeting, statement, append([]any{l.ID, w.scope, w.key, l.identity}, args...), pg.Row(dest...))
 		if !IsRetryable(err) {
 			break
 		}
 	}
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) && !lockedOut(err) {
-		return fmt.Errorf("onceq: waiting for %s: %w", w, l.q.told(err))
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) && !pg.LockedOut(err) {
+		return fmt.Errorf("onceq: waiting for %s: %w", w, l.q.store.Told(err))
 	}
 	return err
 }
 
 // meeting is for where Await may meet an Emit that is open.
-var meeting = waiting(emitPatience)
+var meeting = pg.Waiting(emitPatience)
 
 const thisAwait = `a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint`
 
@@ -334,7 +336,7 @@ func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*aw
 	a := awaited{left: d}
 	err := l.sendAwait(ctx, w, beginAwait, []any{l.claims, l.holder, d.Microseconds()}, &holds, &state, &a.payload)
 	switch {
-	case lockedOut(err):
+	case pg.LockedOut(err):
 		return nil, Snooze(emitPause) // a transaction that emits the event is open
 	case err != nil:
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // beats keeps what this worker holds: it extends leases, ends handlers whose lease is lost or whose job is cancelled, and
@@ -16,7 +17,7 @@ import (
 type beats struct {
 	q     *Queue
 	id    int64 // of the run
-	db    quick
+	db    pg.Quick
 	lease time.Duration   // how long leases are extended for
 	ctx   context.Context // the outbox's: ends when Run has waited long enough
 	tasks *taskSet
@@ -90,8 +91,8 @@ func (b *beats) extend(tasks []*task) {
 		}
 		b.tasks.mu.Unlock()
 		// The shutdown does not end this: outcomes are still to be written, and handlers may take a while to return. But however
-		// long a lease is, a connection that has gone silent ends a beat after sessionLimit.
-		ctx, cancel := context.WithTimeout(b.ctx, min(b.lease/3, sessionLimit))
+		// long a lease is, a connection that has gone silent ends a beat after pg.SessionLimit.
+		ctx, cancel := context.WithTimeout(b.ctx, min(b.lease/3, pg.SessionLimit))
 		began := time.Now()
 		answers, err := b.q.beat(ctx, b.db, leases, running, b.lease)
 		cancel()

@@ -7,52 +7,21 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 )
 
-func init() { bridge.Root = forOps{} }
+func init() {
+	bridge.Root = forOps{}
+	bridge.Alone = func(queue any) { queue.(*Queue).quarantine = new(quarantineTurn) }
+}
 
 // forOps is what the package onceqops may use of what is not exported here: library.go there has the same
 // methods, with what they are for. None of them has a state.
 type forOps struct{}
 
-func (forOps) Pool(q *Queue) *pgxpool.Pool { return q.pool }
-
-// wayOf gives one of the ways that onceqops knows.
-func wayOf(how bridge.How) way {
-	switch how {
-	case bridge.Reading:
-		return reading
-	case bridge.ForCaller:
-		return forCaller
-	case bridge.ForCallerRare:
-		return forCallerRare
-	}
-	return asIs
-}
-
-func (forOps) Send(ctx context.Context, q *Queue, db DB, by bridge.Way, statement string, args []any,
-	read func(pgx.Rows) error) error {
-	how := wayOf(by.How)
-	how.clock = by.Clock
-	return q.send(ctx, db, how, statement, args, read)
-}
-
-func (forOps) SendBare(ctx context.Context, q *Queue, db DB, statement string, args []any,
-	read func(pgx.Rows) error) error {
-	return q.sendBare(ctx, db, statement, args, read)
-}
-
-func (forOps) Atomically(ctx context.Context, db DB, how bridge.How, fn func(DB) error) error {
-	return atomically(ctx, db, wayOf(how), fn)
-}
-
-func (forOps) Outside(db DB) bool                                         { return outside(db) }
-func (forOps) OnCitus(ctx context.Context, q *Queue, db DB) (bool, error) { return q.onCitus(ctx, db) }
-func (forOps) Row(dest ...any) func(pgx.Rows) error                       { return row(dest...) }
-func (forOps) Each(scan func(pgx.Rows) error) func(pgx.Rows) error        { return each(scan) }
+func (forOps) Store(q *Queue) *pg.Store { return q.store }
 
 func (forOps) CheckText(field, text string) error                      { return checkText(field, text) }
 func (forOps) CheckName(field, name string, limit int) error           { return checkName(field, name, limit) }
@@ -86,7 +55,7 @@ func (forOps) Cancel(ctx context.Context, q *Queue, db DB, ids []int64,
 
 func (forOps) Redrive(ctx context.Context, q *Queue, db DB, ids []int64, states []int16,
 	led map[int64]bool) (bridge.Redriven, error) {
-	return q.redriveBy(ctx, db, forCaller, ids, states, led)
+	return q.redriveBy(ctx, db, pg.ForCaller, ids, states, led)
 }
 
 func (forOps) Taken(ctx context.Context, q *Queue, db DB, scope, key string) (Result, error) {

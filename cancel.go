@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -57,7 +58,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 // for their windows.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64,
 	running, keep bool) (cancelled, asked int, err error) {
-	gone, err := q.cancelFree(ctx, db, forCaller, ids, false, keep)
+	gone, err := q.cancelFree(ctx, db, pg.ForCaller, ids, false, keep)
 	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
@@ -65,16 +66,16 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64,
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
 	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
 	// former holder may have looked for a request just before.
-	if err := q.send(ctx, db, forCaller, requestCancels, []any{ids}, row(&asked)); err != nil {
+	if err := q.store.Send(ctx, db, pg.ForCaller, requestCancels, []any{ids}, pg.Row(&asked)); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
-	gone, err = q.cancelFree(ctx, db, forCaller, ids, false, keep)
+	gone, err = q.cancelFree(ctx, db, pg.ForCaller, ids, false, keep)
 	return cancelled + len(gone), asked - len(gone), err
 }
 
 // cancelFree cancels those of the jobs that nobody holds, and returns them. With noted it takes only those that somebody asked
 // to cancel before: these keep their keys, because Cancel said that they run.
-func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64,
+func (q *Queue) cancelFree(ctx context.Context, db DB, by pg.Way, ids []int64,
 	noted, keep bool) (gone []int64, err error) {
 	least := int32(0)
 	if noted || keep {
@@ -84,10 +85,10 @@ func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64,
 }
 
 // cancelBy sends one of the statements that cancel jobs, and tells of those that it has cancelled.
-func (q *Queue) cancelBy(ctx context.Context, db DB, by way, statement string,
+func (q *Queue) cancelBy(ctx context.Context, db DB, by pg.Way, statement string,
 	args ...any) (gone []int64, err error) {
 	var queues, kinds, scopes, keys []string
-	err = q.send(ctx, db, by, statement, args, row(&gone, &queues, &kinds, &scopes, &keys))
+	err = q.store.Send(ctx, db, by, statement, args, pg.Row(&gone, &queues, &kinds, &scopes, &keys))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: cancel: %w", err)
 	}
@@ -104,7 +105,7 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 	if len(given) == 0 {
 		return
 	}
-	if _, err := q.cancelFree(ctx, db, hot, given, true, true); err != nil {
+	if _, err := q.cancelFree(ctx, db, pg.Hot, given, true, true); err != nil {
 		q.log.WarnContext(ctx, "onceq: cancelling jobs failed; a worker does it within a minute", "jobs", given, "error", err)
 	}
 }
@@ -128,7 +129,7 @@ select pg_catalog.array_agg(job_id)
 func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 	for last, more := int64(0), true; more; {
 		var ids []int64
-		if err := q.guarded(ctx, db, unheeded, []any{table.RepairChunk, last}, &ids); err != nil {
+		if err := q.store.Guarded(ctx, db, unheeded, []any{table.RepairChunk, last}, &ids); err != nil {
 			return fmt.Errorf("onceq: cancel: %w", err)
 		}
 		more = len(ids) == table.RepairChunk
@@ -136,17 +137,17 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 			break
 		}
 		last = slices.Max(ids)
-		_, err := q.cancelFree(ctx, slow, brief, ids, true, true)
+		_, err := q.cancelFree(ctx, slow, pg.Brief, ids, true, true)
 		if err == nil {
 			continue
 		}
-		if !lockedOut(err) && !badData(err) {
+		if !pg.LockedOut(err) && !badData(err) {
 			return err
 		}
 		for _, id := range ids {
-			_, err := q.cancelFree(ctx, slow, brief, []int64{id}, true, true)
+			_, err := q.cancelFree(ctx, slow, pg.Brief, []int64{id}, true, true)
 			switch {
-			case err == nil, lockedOut(err): // that one waits for the next time
+			case err == nil, pg.LockedOut(err): // that one waits for the next time
 			case badData(err):
 				failed = err
 			default:
@@ -174,7 +175,7 @@ const redriveJobs = `
 select r.back, r.taken, r.held, r.early, r.led, r.used_up from onceq.redrive($1::bigint[], $2::smallint[], $3::bigint, $4::bigint[]) r`
 
 // redriveBy runs jobs again that are in these states. It adds to led the groups of which members came back.
-func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []int16,
+func (q *Queue) redriveBy(ctx context.Context, db DB, by pg.Way, ids []int64, states []int16,
 	led map[int64]bool) (r bridge.Redriven, err error) {
 	var came, groups []int64
 	for _, id := range ids {
@@ -183,7 +184,7 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 		}
 	}
 	for range table.SettleTries { // an EnqueueMany makes absent fences first: two may meet in a deadlock
-		if err = q.send(ctx, db, by, redriveJobs, []any{ids, states, DefaultWindow.Milliseconds(), came}, row(&r.Back, &r.Taken, &r.Held, &r.Early, &groups, &r.UsedUp)); !IsRetryable(err) || !outside(db) {
+		if err = q.store.Send(ctx, db, by, redriveJobs, []any{ids, states, DefaultWindow.Milliseconds(), came}, pg.Row(&r.Back, &r.Taken, &r.Held, &r.Early, &groups, &r.UsedUp)); !IsRetryable(err) || !pg.Outside(db) {
 			break
 		}
 	}
@@ -191,7 +192,7 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 		led[id] = true
 	}
 	if err != nil {
-		return bridge.Redriven{}, fmt.Errorf("onceq: redrive: %w", q.told(err))
+		return bridge.Redriven{}, fmt.Errorf("onceq: redrive: %w", q.store.Told(err))
 	}
 	return r, nil
 }

@@ -2,12 +2,12 @@ package onceq
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -23,39 +23,6 @@ import (
 //   - Nobody is notified. A notification from the node does not reach those who listen on the coordinator. Workers poll.
 //
 // TestCitus_ runs these on a plain server, in make matrix MODES=citus on a cluster.
-
-// onCitus reports whether the server has Citus, and asks it once. Its error is for the text of another one.
-func (q *store) onCitus(ctx context.Context, db DB) (bool, error) {
-	switch q.citus.Load() {
-	case citusNo:
-		return false, nil
-	case citusYes:
-		return true, nil
-	}
-	var is bool
-	if err := query(ctx, db, askCitus, nil, row(&is)); err != nil {
-		return false, fmt.Errorf("asking whether the server has Citus: %w", err)
-	}
-	q.learn(is)
-	return is, nil
-}
-
-const askCitus = `select pg_catalog.current_setting('citus.version', true) is not null`
-
-func (q *store) learn(citus bool) {
-	is := int32(citusNo)
-	if citus {
-		is = citusYes
-	}
-	q.citus.CompareAndSwap(citusUnknown, is)
-}
-
-// The values of store.citus.
-const (
-	citusUnknown = iota
-	citusNo
-	citusYes
-)
 
 // onNode makes a call of a function a query on a table, which goes to that table's node, in transactions too.
 // A call alone would run on the coordinator in a transaction, and each of its steps would be a hop.
@@ -78,28 +45,33 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
             then citus_relation_size('onceq.job_fences'::regclass) else pg_catalog.pg_relation_size('onceq.job_fences'::regclass) end
        / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
 
-// lockTimeout sets on the node how long a transaction waits for a lock there. Citus does not pass on what is set on the coordinator.
-const lockTimeout = `select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta`
-
 // drawnAs has what is sent in place of statements that need what the sequence says, which is on the coordinator.
 var drawnAs = map[string]string{
 	insertKeyed: enqueueOneDrawn, enqueueOne: enqueueOneDrawn, enqueueJobs: enqueueDrawn,
 	insertFence: claimFenceDrawn, takeFence: claimFenceDrawn, readRefs: refsApart,
 }
 
-// drawn asks the sequence for what such a statement needs, and returns the arguments of what is sent in its place.
-func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) ([]any, error) {
+// citusParts is the pg.Parts of this package.
+type citusParts struct{}
+
+func (citusParts) Draws(statement string) bool { return drawnAs[statement] != "" }
+
+func (citusParts) OnNode(statement string) string { return onNode(statement) }
+
+// draw asks the sequence for what such a statement needs, and returns what is sent in its place.
+func (citusParts) Draw(ctx context.Context, q *pg.Store, db pg.DB, statement string, args []any) (string, []any, error) {
+	instead := drawnAs[statement]
 	var ids []int64
-	ask, n, answer := drawIDs, []any{1}, row(nil, &ids)
+	ask, n, answer := drawIDs, []any{1}, pg.Row(nil, &ids)
 	switch statement {
 	case enqueueJobs:
 		n[0] = len(args[1].([]string))
 	case readRefs:
 		ids = make([]int64, 1)
-		ask, n, answer = readSequence, nil, row(&ids[0])
+		ask, n, answer = readSequence, nil, pg.Row(&ids[0])
 	}
-	if err := query(ctx, db, q.sql(ask), n, answer); err != nil {
-		return nil, err
+	if err := pg.Query(ctx, db, q.SQL(ask), n, answer); err != nil {
+		return instead, nil, err
 	}
 	args = slices.Clone(args)
 	switch statement {
@@ -115,9 +87,9 @@ func (q *store) drawn(ctx context.Context, db DB, statement string, args []any) 
 			}
 		}
 		args[5] = ids
-		return args, nil
+		return instead, args, nil
 	}
-	return append(args, ids[0]), nil
+	return instead, append(args, ids[0]), nil
 }
 
 // enqueueDrawn is enqueueJobs for jobs that have ids: the sequence is on the coordinator.
@@ -196,7 +168,7 @@ returning id, run_at > created_at, 1`
 }
 
 // queueParts adds to the caller's batch what comes before its last statement, which it returns.
-func (q *store) queueParts(batch *pgx.Batch, e *encoded) (last string, args []any) {
+func queueParts(q *pg.Store, batch *pgx.Batch, e *encoded) (last string, args []any) {
 	h := e.header
 	var payload, delay, at, metadata any
 	if e.bytes == nil {
@@ -215,12 +187,12 @@ func (q *store) queueParts(batch *pgx.Batch, e *encoded) (last string, args []an
 	if e.key == "" && e.lane == "" {
 		return plainApart, job
 	}
-	batch.Queue(q.sql(drawApart))
+	batch.Queue(q.SQL(drawApart))
 	if e.key != "" {
 		holder := rand.Int64()
 		fence := []any{h.scope, e.key, h.lifetime, e.fingerprint, holder}
-		batch.Queue(q.sql(retakeApart), fence...)
-		batch.Queue(q.sql(fenceApart), fence...)
+		batch.Queue(q.SQL(retakeApart), fence...)
+		batch.Queue(q.SQL(fenceApart), fence...)
 		job = append(job, h.scope, e.key, holder)
 	}
 	if e.lane == "" {
@@ -231,8 +203,8 @@ func (q *store) queueParts(batch *pgx.Batch, e *encoded) (last string, args []an
 		wait = waitOfFenceApart
 	}
 	line, path := lineOf(e.lane)
-	batch.Queue(q.sql(wait), append(job, line, int16(h.laneRule), path)...)
-	batch.Queue(q.sql(callOfBatch), line, delay, at)
+	batch.Queue(q.SQL(wait), append(job, line, int16(h.laneRule), path)...)
+	batch.Queue(q.SQL(callOfBatch), line, delay, at)
 	return waitOfBatch, nil
 }
 

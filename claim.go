@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -39,10 +40,10 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
-	if err := q.identify(ctx, q.pool); err != nil {
+	if err := q.identify(ctx, q.store.Pool); err != nil {
 		return nil, err
 	}
-	paused, err := q.pausedNow(ctx, q.pool, pausesOld)
+	paused, err := q.pausedNow(ctx, q.store.Pool, pausesOld)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +56,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	}
 	for looked := false; ; {
 		c := claim{queue: opts.Queue, limit: opts.Limit, from: fromStart()}
-		if err := q.claim(ctx, q.pool, opts.Lease, 0, []*claim{&c}, statement, c.args(kinds)...); err != nil {
+		if err := q.claim(ctx, q.store.Pool, opts.Lease, 0, []*claim{&c}, statement, c.args(kinds)...); err != nil {
 			return nil, err
 		}
 		if len(c.leases) == 0 && !looked {
@@ -128,7 +129,7 @@ func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (ali
 	if alive, err = q.onlyOnTime(ctx, alive); err != nil || len(dead) == 0 {
 		return alive, 0, err
 	}
-	_, left, err := q.finish(ctx, q.pool, hot, dead)
+	_, left, err := q.finish(ctx, q.store.Pool, pg.Hot, dead)
 	switch {
 	case err != nil && len(alive) == 0:
 		return nil, 0, err
@@ -162,8 +163,8 @@ type claim struct {
 	free  int64      // handlers; jobs beyond that are claimed ahead
 	from  []position // one for each priority, in the order in which these are searched
 	alone bool       // the statement claims from no other queue
-	turn  *turn      // nil for none
-	along *along     // goes with the claim, if nothing else does; nil for none
+	turn  *pg.Turn   // nil for none
+	along *pg.Along  // goes with the claim, if nothing else does; nil for none
 
 	leases    []*Lease
 	now       time.Time // the database's clock just before the claim
@@ -246,7 +247,7 @@ c as materialized (
    limit $8::bigint
 )` + claimAhead
 
-// claimInTurn is claimJobs for a claim from a backlog that has its turn (turn.go). In the priority in which the latest claim
+// claimInTurn is claimJobs for a claim from a backlog that has its turn (internal/pg/turn.go). In the priority in which the latest claim
 // with the same kinds ended, it begins there if this worker's own claims have not come that far: what is before that place has been
 // seen to, or is left to whoever looks back next. A place with the id 0 stands for looking back, or for jobs that the rescan has
 // brought forward, and stays. If such a claim ends before the latest place, there may be more of these jobs, and all workers go on
@@ -377,8 +378,8 @@ with c as materialized (
 func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run int64, kinds []string, asks []*claim) error {
 	if len(asks) == 1 {
 		statement, args := claimJobs, append(asks[0].args(kinds), asks[0].free)
-		if t := asks[0].turn; t != nil && t.others {
-			statement, args = claimInTurn, append(args, t.kinds, turnWritten.Microseconds())
+		if t := asks[0].turn; t != nil && t.Others {
+			statement, args = claimInTurn, append(args, t.Kinds, turnWritten.Microseconds())
 		}
 		return q.claim(ctx, db, lease, run, asks, statement, args...)
 	}
@@ -402,9 +403,9 @@ func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run i
 // claim runs one of the statements above. run is the one that claims, and 0 for Queue.Claim.
 func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64, asks []*claim, statement string, args ...any) error {
 	holder := newHolder(run)
-	later := q.pool // for what the leases' holders do without a transaction
-	if k, ok := db.(quick); ok {
-		later = k.own.outcomes
+	later := q.store.Pool // for what the leases' holders do without a transaction
+	if k, ok := db.(pg.Quick); ok {
+		later = k.Own.Outcomes
 	}
 	var leases []*Lease
 	var order []int64
@@ -413,14 +414,14 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	for _, c := range asks {
 		limit += c.limit
 	}
-	by := hot
-	by.clock, by.along = &now, cmp.Or(q.pauses.along(), asks[0].along)
-	by.turn = asks[0].turn // only a claim of one queue has one
+	by := pg.Hot
+	by.Clock, by.Along = &now, cmp.Or(q.pauses.along(), asks[0].along)
+	by.Turn = asks[0].turn // only a claim of one queue has one
 	args = append([]any{lease.Microseconds(), holder}, args...)
 	began := time.Now()
-	err := q.send(ctx, db, by, statement, args, func(rows pgx.Rows) error {
-		if by.turn != nil {
-			began = began.Add(by.turn.waited)
+	err := q.store.Send(ctx, db, by, statement, args, func(rows pgx.Rows) error {
+		if by.Turn != nil {
+			began = began.Add(by.Turn.Waited)
 		}
 		block := make([]Lease, 0, min(limit, 64))
 		for rows.Next() {

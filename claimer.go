@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
@@ -18,7 +20,7 @@ import (
 //
 // Claims, looks and upkeep are sent by short-lived goroutines, at most one for each of six purposes, so that none waits for
 // another: claims of a queue with a backlog, one queue at a time and the queues in turns; the same for queues in which others
-// claim too, and a claim waits for its turn (turn.go); claims of all other queues, of several in one statement; claims of jobs in
+// claim too, and a claim waits for its turn (pg.Turn); claims of all other queues, of several in one statement; claims of jobs in
 // quarantine, one at a time; looks; and upkeep: rescans, announcements. What an answer means is decided by the claimer's goroutine
 // again.
 //
@@ -29,7 +31,7 @@ type claimer struct {
 	q        *Queue
 	w        *Worker // its handlers' kinds, lease and poll interval
 	id       int64   // of the run, by which waiters knows it
-	db       quick
+	db       pg.Quick
 	exec     *executor // gets what was claimed
 	listener *listener
 	promoter *promoter // is told of calls that looks see
@@ -69,7 +71,7 @@ type claimer struct {
 	came  []*Lease // of jobs in quarantine whose slots have come (rate.go); anybody may add to it
 }
 
-func newClaimer(w *Worker, id int64, db quick, exec *executor) *claimer {
+func newClaimer(w *Worker, id int64, db pg.Quick, exec *executor) *claimer {
 	c := &claimer{
 		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, left: math.MaxInt, byName: make(map[string]*feed), answers: make(chan func(), 6),
 		wake: make(chan struct{}, 1), heard: make(map[string]bool),
@@ -262,7 +264,7 @@ func (c *claimer) activate(f *feed) {
 
 // listens reports whether notifications arrive for each job of a queue that is announced.
 func (c *claimer) listens() bool {
-	return c.listener.confirmed.Load() && !c.listener.notOfTx.Load()
+	return c.listener.Confirmed.Load() && !c.listener.notOfTx.Load()
 }
 
 // claimRound is what startClaims decides in one go over the active feeds.
@@ -373,7 +375,7 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 	var fresh *newLook
 	if purpose == &c.claims && c.looks.fresh.took > 0 && !c.looking {
 		fresh = c.newLook(began)
-		asks[0].along = &along{lookForNew, fresh.args, fresh.read}
+		asks[0].along = &pg.Along{Statement: lookForNew, Args: fresh.args, Read: fresh.read}
 	}
 	c.send(purpose, func() func() {
 		err := c.sendClaims(ctx, kinds, asks)
@@ -410,18 +412,18 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
 	}
 	c.left -= ask.limit
-	if others := now.Before(f.othersUntil); f.backlog && !now.Before(f.turnsFrom) && c.db.own.hasTurns(others) && c.q.citus.Load() != citusYes {
-		ask.turn = newTurn(c.q.schema, f.queue, c.kinds)
-		ask.turn.others = others
+	if others := now.Before(f.othersUntil); f.backlog && !now.Before(f.turnsFrom) && c.db.Own.HasTurns(others) && c.q.store.Citus.Load() != pg.CitusYes {
+		ask.turn = pg.NewTurn(c.q.store.Schema, f.queue, c.kinds)
+		ask.turn.Others = others
 	}
 	return ask, how
 }
 
 // sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it at once: a claim that commits
 // while nobody waits for its answer leaves leases that have to run out. But however long a lease is, a connection that has gone
-// silent keeps the worker from claiming for no longer than sessionLimit. If its turn does not come, it is sent without one.
+// silent keeps the worker from claiming for no longer than pg.SessionLimit. If its turn does not come, it is sent without one.
 func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
-	unbroken, cancel := outlast(ctx, min(c.w.lease, sessionLimit)+turnPatience)
+	unbroken, cancel := pg.Outlast(ctx, min(c.w.lease, pg.SessionLimit)+turnPatience)
 	defer cancel()
 	for {
 		if err := c.maySend(unbroken, kinds, asks); err != nil {
@@ -429,10 +431,10 @@ func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim)
 		}
 		err := c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
 		first := asks[0]
-		if first.turn == nil || !errors.Is(err, errNoTurn) && !notInTurn(err) {
+		if first.turn == nil || !errors.Is(err, pg.ErrNoTurn) && !pg.NotInTurn(err) {
 			return err
 		}
-		first.turn, first.outOfTurn = nil, !errors.Is(err, errNoTurn)
+		first.turn, first.outOfTurn = nil, !errors.Is(err, pg.ErrNoTurn)
 	}
 }
 
@@ -512,14 +514,14 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 	switch t := ask.turn; {
 	case t != nil:
-		if t.waited > turnAtOnce || t.missed {
+		if t.Waited > turnAtOnce || t.Missed {
 			f.othersUntil = ended.Add(overlap)
 		}
-		if !t.missed {
+		if !t.Missed {
 			f.vain = 0
 		}
-		f.turnTook = t.waited
-		return t.waited
+		f.turnTook = t.Waited
+		return t.Waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
 			f.turnsFrom = ended.Add(2 * overlap)
@@ -581,7 +583,7 @@ func (c *claimer) claimBack(f *feed, ended time.Time) {
 	}
 	c.activate(f)
 	a := &c.announcement
-	if f.announced.IsZero() && ended.Sub(f.found) >= moment && c.listener.confirmed.Load() && !a.lively {
+	if f.announced.IsZero() && ended.Sub(f.found) >= moment && c.listener.Confirmed.Load() && !a.lively {
 		a.wanted = true
 	}
 }
@@ -604,7 +606,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 	c.found(0, now)
 	wait, passOn := longestNap, c.passOnIn(now)
 	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
-		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
+		if c.listener.Confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now)
 		}
 		if c.holdsBack {

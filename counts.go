@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -107,7 +109,7 @@ func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 // writeAll writes what was counted. Nothing ends it early: it would not be known whether the counts were
 // written.
 func (t *tally) writeAll() error {
-	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), pg.EndWithin)
 	defer cancel()
 	return t.write(ctx)
 }
@@ -133,7 +135,7 @@ func (t *tally) write(ctx context.Context) error {
 	var err error
 	for chunk := range slices.Chunk(keys, chunkRows) {
 		if err == nil {
-			err = t.q.guarded(ctx, t.db, writeCounts, countArgs(chunk, now), nil)
+			err = t.q.store.Guarded(ctx, t.db, writeCounts, countArgs(chunk, now), nil)
 		}
 		if err != nil {
 			t.mu.Lock()
@@ -194,10 +196,10 @@ having pg_catalog.sum(x.due) > 0::numeric`
 // countDue writes how many jobs of each queue are due, twice a minute until ctx ends, and less often where
 // that takes more than a hundredth of the time. Such rows have no kind.
 func (r *Reaper) countDue(ctx context.Context) {
-	for owner, wait := new(Reaper), rand.N(table.PresentEvery/2); sleep(ctx, wait, nil); {
+	for owner, wait := new(Reaper), rand.N(table.PresentEvery/2); nap.For(ctx, wait, nil); {
 		began := time.Now()
 		now := make(map[tallied]*count.Count)
-		err := r.q.send(ctx, r.q.pool, reading, readDue, []any{dueRows}, each(func(rows pgx.Rows) error {
+		err := r.q.store.Send(ctx, r.q.store.Pool, pg.Reading, readDue, []any{dueRows}, pg.Each(func(rows pgx.Rows) error {
 			var queue string
 			var c count.Count
 			var oldest int64
@@ -208,7 +210,7 @@ func (r *Reaper) countDue(ctx context.Context) {
 		}))
 		wait = max(table.PresentEvery/2, aHundredth*time.Since(began))
 		if err == nil {
-			err = (&tally{q: r.q, db: r.q.pool, all: now}).write(ctx)
+			err = (&tally{q: r.q, db: r.q.store.Pool, all: now}).write(ctx)
 		}
 		switch {
 		case err == nil:

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // drain claims, as loop does, until all jobs in left were claimed, or until nothing is due in any queue and nothing runs: a job of one
@@ -32,7 +34,7 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 			err = c.fillQuarantine(ctx, math.MaxInt32)
 		}
 		switch {
-		case err != nil && ctx.Err() == nil && !errors.Is(err, errSilent): // otherwise there are new connections
+		case err != nil && ctx.Err() == nil && !errors.Is(err, pg.ErrSilent): // otherwise there are new connections
 			return false, err
 		case last && err == nil && !slices.ContainsFunc(c.feeds, (*feed).hasMore):
 			return false, nil
@@ -43,7 +45,7 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 			rest = first
 		}
 		err, looks = nil, c.left == left
-		sleep(ctx, rest, c.wake)
+		nap.For(ctx, rest, c.wake)
 		rest = min(2*rest, 100*time.Millisecond)
 	}
 	return c.left > 0, nil
@@ -99,7 +101,7 @@ select q.n, j.ids, j.lost, j.unknown
 // fillQuarantine is the rescan of Drain, among the first jobs of each priority, while nothing runs here: for the lease of a job of this
 // drain may seem to be lost. As the rescan does, it warns of kinds without a handler.
 func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
-	return c.q.send(ctx, c.db, hot, findLost, []any{names(c.feeds), c.kinds, among}, each(func(rows pgx.Rows) error {
+	return c.q.store.Send(ctx, c.db, pg.Hot, findLost, []any{names(c.feeds), c.kinds, among}, pg.Each(func(rows pgx.Rows) error {
 		var n int
 		var ids []int64
 		var lost []int32

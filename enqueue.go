@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/guard"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -71,7 +72,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		return Result{}, err
 	}
 	if e.header.follows {
-		results, err := q.enqueueMany(ctx, db, []Job{job}, []encoded{e}, nil, e.key != "", outside(db))
+		results, err := q.enqueueMany(ctx, db, []Job{job}, []encoded{e}, nil, e.key != "", pg.Outside(db))
 		q.enqueuedMany(ctx, []encoded{e}, results)
 		if len(results) == 0 {
 			return Result{}, err
@@ -82,8 +83,8 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	var id int64
 	var delayed bool
 	var who whoWaits
-	statement, args, asked := q.insertOne(&e, outside(db))
-	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &who)); {
+	statement, args, asked := q.insertOne(&e, pg.Outside(db))
+	switch err := q.store.SendBare(ctx, db, statement, args, pg.Row(&id, &delayed, &who)); {
 	case err == nil:
 		if !delayed {
 			q.setQuiet(e.header.queue, who, asked)
@@ -160,7 +161,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	if err != nil {
 		return nil, err
 	}
-	results, err := q.enqueueMany(ctx, db, jobs, all, sorted, keyed, outside(db))
+	results, err := q.enqueueMany(ctx, db, jobs, all, sorted, keyed, pg.Outside(db))
 	q.enqueuedMany(ctx, all, results)
 	return results, err
 }
@@ -187,9 +188,9 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	if err != nil {
 		return nil, err
 	}
-	var begin txBeginner
+	var begin pg.TxBeginner
 	if _, rest := chunk(all, places(len(jobs))); len(rest) > 0 || keyed || after != nil { // otherwise one statement, which is atomic by itself
-		open := opener
+		open := pg.Opener
 		if after != nil {
 			open = mustOpen
 		}
@@ -200,7 +201,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	}
 	var refusal error
 	var read map[int]Result
-	enqueue := func(db DB) error {
+	enqueue := func(db pg.DB) error {
 		refusal = nil
 		refused, tried, err := m.insertAll(ctx, q, db, sorted, keyed, own)
 		if err == nil && after != nil {
@@ -214,7 +215,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	}
 	// Absent keys are taken in their order, but expired ones after all absent ones of the same statement.
 	for range table.SettleTries {
-		if err = inOne(ctx, begin, db, asIs, enqueue); begin == nil || sqlstate.Of(err) != "40P01" {
+		if err = pg.InOne(ctx, begin, db, pg.AsIs, enqueue); begin == nil || sqlstate.Of(err) != "40P01" {
 			break
 		}
 	}
@@ -237,7 +238,7 @@ func (m *manyJobs) insertAll(ctx context.Context, q *Queue, db DB, sorted []int,
 	part, rest := chunk(m.all, places(len(m.all)))
 	if len(rest) > 0 && keyed {
 		// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
-		if err := q.queryRow(ctx, db, drawIDs, []any{len(m.all)}, &m.at, &m.ids); err != nil {
+		if err := q.store.QueryRow(ctx, db, drawIDs, []any{len(m.all)}, &m.at, &m.ids); err != nil {
 			return nil, nil, fmt.Errorf("onceq: drawing ids: %w", err)
 		}
 		if sorted != nil {
@@ -376,11 +377,11 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	e.bytes = bytes.Clone(e.bytes) // the caller may use its buffer again before it sends the batch
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, false)
-	if q.citus.Load() == citusYes {
-		statement, args = q.queueParts(batch, &e)
+	if q.store.Citus.Load() == pg.CitusYes {
+		statement, args = queueParts(q.store, batch, &e)
 		asked = time.Time{}
 	}
-	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
+	batch.Queue(q.store.SQL(statement), args...).Query(func(rows pgx.Rows) error {
 		p.accepted, p.reported, p.sent = Result{}, false, false // a batch may be sent again, after a rollback
 		if rows.Next() {
 			var id int64
@@ -396,7 +397,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		}
 		rows.Close()
 		p.sent = rows.Err() == nil
-		if err := rows.Err(); err != nil && q.citus.Load() == citusUnknown {
+		if err := rows.Err(); err != nil && q.store.Citus.Load() == pg.CitusUnknown {
 			return fmt.Errorf("%w (if the server has Citus, call Queue.Check before the first batch)", q.enqueueError(err))
 		}
 		return q.enqueueError(rows.Err())
@@ -717,7 +718,7 @@ func (m *manyJobs) insert(ctx context.Context, q *Queue, db DB, part []int, taki
 	if !m.at.IsZero() {
 		since = &m.at
 	}
-	apart, err := q.onCitus(ctx, db)
+	apart, err := q.store.OnCitus(ctx, db)
 	if err != nil {
 		return nil, q.enqueueError(err)
 	}
@@ -731,7 +732,7 @@ func (m *manyJobs) insert(ctx context.Context, q *Queue, db DB, part []int, taki
 			answer[4] = &m.at
 		}
 	}
-	if err := q.sendBare(ctx, db, statement, args, row(answer...)); err != nil {
+	if err := q.store.SendBare(ctx, db, statement, args, pg.Row(answer...)); err != nil {
 		return nil, q.enqueueError(err)
 	}
 	if len(got) != n || len(delayed) != len(c.queues) {
@@ -767,7 +768,7 @@ func (q *Queue) taken(ctx context.Context, db DB, scope, key string) (existing R
 	var state fenceState
 	var result *string
 	var live *int16
-	err = q.queryRow(ctx, db, readTaken, []any{[]string{scope}, []string{key}}, nil, &existing.ID, &state, nil, &result, nil, nil, &live)
+	err = q.store.QueryRow(ctx, db, readTaken, []any{[]string{scope}, []string{key}}, nil, &existing.ID, &state, nil, &result, nil, nil, &live)
 	existing.Duplicate, existing.State = true, state.job(live)
 	if result != nil {
 		existing.Output = []byte(*result)
@@ -814,11 +815,11 @@ func (m *manyJobs) settle(ctx context.Context, q *Queue, db DB, left []int) (ref
 		if floor > 0 && try > 0 {
 			// Not in the first try: an id above the old one is what the sequence returns anyway, unless it was set back.
 			var id int64
-			if err := q.sendBare(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, row(&id)); err != nil {
+			if err := q.store.SendBare(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, pg.Row(&id)); err != nil {
 				return nil, nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
-		if left, err = m.insert(ctx, q, db, again, true, outside(db)); err != nil {
+		if left, err = m.insert(ctx, q, db, again, true, pg.Outside(db)); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -836,7 +837,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 	var replacing []int // places
 	var marks map[int][]byte
 	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
-	err = s.q.send(ctx, db, asIs, readTaken, []any{scopes, keys}, each(func(rows pgx.Rows) error {
+	err = s.q.store.Send(ctx, db, pg.AsIs, readTaken, []any{scopes, keys}, pg.Each(func(rows pgx.Rows) error {
 		var n, token int64
 		var state fenceState
 		var mark []byte
@@ -901,7 +902,9 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 	s.results[i] = r
 	met := Event{Type: EventDuplicate, Queue: e.header.queue, Kind: e.header.kind, JobID: r.ID, Scope: e.header.scope, Key: e.key}
 	switch {
-	case slices.ContainsFunc(s.ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == s.q.pool && l.q.schema == s.q.schema }):
+	case slices.ContainsFunc(s.ours, func(l *Lease) bool {
+		return l.ID == r.ID && l.q.store.Pool == s.q.store.Pool && l.q.store.Schema == s.q.store.Schema
+	}):
 		s.refused = append(s.refused, ErrOwnKey)
 	case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
 		err := &MismatchError{Scope: e.header.scope, Key: e.key, Existing: r, Kind: e.header.kind, ExistingKind: kindOf(mark, e.header.scope), NotReplaced: s.jobs[i].notReplaced(r)}
@@ -965,5 +968,22 @@ func (q *Queue) enqueueError(err error) error {
 	case errors.As(err, &pgErr) && sameID(pgErr):
 		return fmt.Errorf("%w: %w", ErrIDTaken, err)
 	}
-	return fmt.Errorf("onceq: enqueue: %w", q.told(err))
+	return fmt.Errorf("onceq: enqueue: %w", q.store.Told(err))
+}
+
+// mustOpen is pg.Opener for what may not commit in parts: for example, a job that waits for others would go on before they are known. It refuses
+// a db that is in no transaction and has no BeginTx.
+func mustOpen(ctx context.Context, db pg.DB) (pg.TxBeginner, error) {
+	begin, err := pg.Opener(ctx, db)
+	if begin != nil || err != nil {
+		return begin, err
+	}
+	switch db.(type) {
+	case pgx.Tx, pg.TxBeginner: // it is open
+		return nil, nil
+	}
+	if open, err := pg.Inside(ctx, db); open || err != nil {
+		return nil, err
+	}
+	return nil, invalid("db", "is in no transaction and has no BeginTx, and this takes more than one statement, which must not commit one by one; pass a transaction, or give the type a BeginTx")
 }

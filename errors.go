@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
@@ -272,33 +274,6 @@ func (e *tablesMissing) Error() string {
 
 func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
 
-// limitError is the error of a statement that a time limit has ended which is not onceq's. Postgres names the
-// limit and not what to do.
-type limitError struct{ error }
-
-func (e *limitError) Error() string {
-	if lockedOut(e.error) {
-		return e.error.Error() + ": somebody has locked what this needs for longer than lock_timeout allows" +
-			" (onceq doctor and pg_locks name the session); run it again, in a new transaction if this one is" +
-			" yours, or end that session"
-	}
-	return e.error.Error() + ": it took or waited longer than statement_timeout allows, or was cancelled;" +
-		" look for a lock first (onceq doctor and pg_locks name the session), and run it again, in a new" +
-		" transaction if this one is yours"
-}
-
-func (e *limitError) Unwrap() error { return e.error }
-
-// abortedError is Postgres's answer to a statement in a transaction in which an earlier one has failed. The answer does not
-// name that one.
-type abortedError struct{ error }
-
-func (e *abortedError) Error() string {
-	return e.error.Error() + "; an earlier statement of this transaction failed: look at the error that it returned, and roll the transaction back, or to a savepoint before that statement"
-}
-
-func (e *abortedError) Unwrap() error { return e.error }
-
 // noDB is errNoDB for the text of another error.
 type noDB struct{}
 
@@ -372,4 +347,27 @@ func (e *decodeError) Error() string {
 		return fmt.Sprintf("it has the field %s, which the type does not have (Kind.RefuseUnknownFields); run a worker that knows the field", field)
 	}
 	return fmt.Sprintf("refused by a type's own decoding (%T)", e.err)
+}
+
+// means turns an error of Postgres into a *SchemaError if the tables are missing, and into an ErrIDTaken if another job with
+// the same id is in the way.
+func means(schema string, err error) error {
+	var known *SchemaError
+	if errors.Is(err, pg.ErrNoDB) {
+		return noDB{}
+	}
+	var pgErr *pgconn.PgError
+	isTaken := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || sameID(pgErr))
+	if isTaken && !errors.Is(err, ErrIDTaken) {
+		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
+	}
+	if !noTables(err) || errors.As(err, &known) {
+		return err
+	}
+	return &tablesMissing{&SchemaError{Schema: schema, Want: SchemaVersion}, err}
+}
+
+// sameID reports that a job with the id exists. Citus names a part of the table, and that in the message alone.
+func sameID(err *pgconn.PgError) bool {
+	return err.Code == "23505" && (err.ConstraintName == "jobs_pkey" || err.ConstraintName == "" && strings.Contains(err.Message, `"jobs_pkey_`))
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // executor runs the handlers of one Run, for all of its queues. It has each job from its claim until its outcome is in the
@@ -34,7 +36,7 @@ type executor struct {
 	outbox    *outbox
 	tally     *tally
 	watch     *poolWatch
-	conns     *connections       // of the application's pool, for the transactions of handlers
+	conns     *pg.Shares         // of the application's pool, for the transactions of handlers
 	woken     func(queue string) // called after jobs with a lane: the next one may be live
 	told      func()             // called after the end of jobs that others wait for
 	limits    limitsMet
@@ -208,7 +210,7 @@ func (x *executor) left(s *slots, tasks []*task) {
 		s.signal()
 	}
 	if s.pooled {
-		x.conns.wake()
+		x.conns.Wake()
 	}
 }
 
@@ -305,8 +307,8 @@ func (x *executor) runLease(t *task) {
 // the same ones would meet again. It returns false if no handler is started any more.
 func (x *executor) afterConflict(tasks []*task, try int, took time.Duration) bool {
 	x.rest(tasks)
-	longest := min(endWithin, x.lease/4)
-	return sleep(x.base, rand.N(min(longest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil) && !x.stopping.Load()
+	longest := min(pg.EndWithin, x.lease/4)
+	return nap.For(x.base, rand.N(min(longest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil) && !x.stopping.Load()
 }
 
 // tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again: its own
@@ -527,8 +529,8 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 		return true, &notBegunError{err}
 	}
 	defer tx.Release()
-	x.conns.hold(tx, leases[0])
-	defer x.conns.drop(tx)
+	x.conns.Hold(tx, x.q.log, leases[0].Kind, leases[0].ID)
+	defer x.conns.Drop(tx)
 	x.called(tasks, h, ctx, tx)
 	err = protect(func() error { return h.run(ctx, tx.Handle(), leases) })
 	tx.Close()
@@ -577,7 +579,7 @@ func (x *executor) txEnd(outcomes []outcome) *txEnd {
 	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() })
 	if outcomes[0].reset {
 		e := &txEnd{}
-		if lined || x.q.citus.Load() == citusYes {
+		if lined || x.q.store.Citus.Load() == pg.CitusYes {
 			e.statement, e.args, e.row = giveBackJobs, giveBackArgs(outcomes, true), []any{nil, &e.cancelled}
 		} else {
 			e.statement, e.args, e.row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &e.cancelled}

@@ -4,8 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -83,7 +82,7 @@ var LeaseStatements = map[string]string{
 	"takeSlots":               takeSlots,
 }
 
-const GuardPlans = guardPlans
+const GuardPlans = pg.GuardPlans
 
 // FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.
 const FenceFree = table.FenceFree
@@ -97,12 +96,12 @@ func (q *Queue) FailAll(ctx context.Context, db DB, leases []*Lease, err error) 
 	for _, l := range leases {
 		outcomes = append(outcomes, l.failure(err))
 	}
-	_, _, failed := q.finish(ctx, db, hot, outcomes)
+	_, _, failed := q.finish(ctx, db, pg.Hot, outcomes)
 	return failed
 }
 
 // UnholdAll is what a worker does once a minute for the held jobs of its process.
-func (q *Queue) UnholdAll(ctx context.Context) error { return q.unholdAll(ctx, q.pool) }
+func (q *Queue) UnholdAll(ctx context.Context) error { return q.unholdAll(ctx, q.store.Pool) }
 
 // ReaperPass makes a pass. grown then says whether so many keys have come since that the Reaper ends its rest.
 func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
@@ -111,33 +110,21 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 }
 
 // TakeApart makes q send its statements as on Citus.
-func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
+func (q *Queue) TakeApart() { q.store.Citus.Store(pg.CitusYes) }
 
 // LookAtFamilies is what a promoter does when a whole family was called.
 func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
-	return q.lookAtFamilies(ctx, q.pool)
+	return q.lookAtFamilies(ctx, q.store.Pool)
 }
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
-	return l.completed(ctx, l.q.sendBare(ctx, tx, finishNext, n.args(outcome{lease: l, state: StateCompleted}, true), row(n.completed(new(*int64)))))
+	return l.completed(ctx, l.q.store.SendBare(ctx, tx, finishNext, n.args(outcome{lease: l, state: StateCompleted}, true), pg.Row(n.completed(new(*int64)))))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
-func TurnKey(schema, queue string) int64 { return newTurn(schema, queue, nil).key }
-
-// SpareConn returns the spare connection of the workers over a pool, as a pool.
-func SpareConn(of *pgxpool.Pool) *pgxpool.Pool {
-	processConns.mu.Lock()
-	defer processConns.mu.Unlock()
-	return processConns.all[of].spare
-}
-
-// FreeConn acquires a connection as a statement does that must not wait for what blocks one of a worker's own connections.
-func FreeConn(ctx context.Context, spare, outcomes *pgxpool.Pool, patience time.Duration) (*pgxpool.Conn, error) {
-	return (&ownConns{spare: spare, outcomes: outcomes}).free(ctx, patience)
-}
+func TurnKey(schema, queue string) int64 { return pg.NewTurn(schema, queue, nil).Key }
 
 // FinishAll completes jobs as a worker does, in one batch that waits so long for a lock, and returns those that are left.
 func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, leases []*Lease) (left []*Lease, err error) {
@@ -145,7 +132,7 @@ func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, le
 	for i, l := range leases {
 		batch[i] = outcome{lease: l, state: StateCompleted}
 	}
-	_, open, err := q.finish(ctx, db, waiting(patience), batch)
+	_, open, err := q.finish(ctx, db, pg.Waiting(patience), batch)
 	for _, o := range open {
 		left = append(left, o.lease)
 	}
@@ -172,10 +159,12 @@ func (q *Queue) WasQuiet(queue string) bool {
 // Extend extends a lease as a worker over the same pool does in a beat, and returns when that has ended. The worker's leases last so
 // long.
 func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
-	processConns.mu.Lock()
-	own := processConns.all[q.pool]
-	processConns.mu.Unlock()
-	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx, stuckChanged: func() {}}}
+	own, err := pg.Connect(ctx, q.store.Pool)
+	if err != nil {
+		panic(err)
+	}
+	defer own.Disconnect(true)
+	b := &beats{q: q, db: pg.Quick{Own: own, Patience: beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx, stuckChanged: func() {}}}
 	b.extend([]*task{{lease: l}})
 }
 
@@ -183,7 +172,7 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 type Promoter struct{ p *promoter }
 
 func (q *Queue) NewPromoter() Promoter {
-	return Promoter{&promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}}
+	return Promoter{&promoter{q: q, db: q.store.Pool, woken: func(string) {}, again: promoteAgain}}
 }
 
 // Look looks once and returns how many calls it found. brief says that the look may be brief.
@@ -205,11 +194,11 @@ func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true 
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
 func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
-	return q.send(ctx, tx, hot, promoteLines, []any{time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil}, noRows)
+	return q.store.Send(ctx, tx, pg.Hot, promoteLines, []any{time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil}, pg.NoRows)
 }
 
 func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
-	return q.send(ctx, tx, hot, sweepMembers, nil, noRows)
+	return q.store.Send(ctx, tx, pg.Hot, sweepMembers, nil, pg.NoRows)
 }
 
 // PoolWaits gives what the next row of a worker says of how long its pool was waited for, if the row before it was written

@@ -84,9 +84,9 @@ func (c *claimer) want(f *feed) want {
 	prefetch := f.pace.prefetch(s, now, turn)
 	usable := s.count
 	if s.pooled {
-		c.exec.conns.mu.Lock()
-		defer c.exec.conns.mu.Unlock()
-		usable = c.exec.conns.allow(s)
+		c.exec.conns.Lock()
+		defer c.exec.conns.Unlock()
+		usable = c.exec.conns.Allow(s)
 	}
 	limit, need := int64(usable*s.width)+prefetch, int64(1)
 	waited := now.Sub(f.claimedAt)
@@ -136,7 +136,7 @@ func (c *claimer) unreserve(f *feed) {
 	if n := f.reserved; n > 0 {
 		f.reserved = 0
 		f.slots.outstanding.Add(-n)
-		c.exec.conns.wake()
+		c.exec.conns.Wake()
 	}
 }
 

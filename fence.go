@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -91,7 +92,7 @@ type Fence struct {
 // Fence checks the spec; bad input is an *InvalidError. Nothing is sent to the database.
 func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	f := &Fence{
-		q: q, db: q.pool, class: cmp.Or(spec.Class, ClassApplication), scope: cmp.Or(spec.Scope, "default"), key: spec.Key,
+		q: q, db: q.store.Pool, class: cmp.Or(spec.Class, ClassApplication), scope: cmp.Or(spec.Scope, "default"), key: spec.Key,
 		lease: cmp.Or(spec.Lease, DefaultLease), policy: spec.Policy,
 	}
 	if f.class != ClassApplication && f.class != ClassRequest {
@@ -210,11 +211,11 @@ update onceq.job_fences f set state = ` + table.Held + `, detail = coalesce(f.de
 returning f.token`
 
 // by is how a claim is sent. Outside jobs somebody waits for it; an effect is part of a job's run.
-func (f *Fence) by() way {
+func (f *Fence) by() pg.Way {
 	if f.job == nil {
-		return forCaller
+		return pg.ForCaller
 	}
-	return hot
+	return pg.Hot
 }
 
 // fenceClaim is an attempt to claim a fence.
@@ -274,10 +275,10 @@ func (c *fenceClaim) send(ctx context.Context, statement string, args ...any) (b
 	var token, identity *int64
 	var until, since *time.Time
 	c.began = time.Now()
-	err := f.q.send(ctx, c.db, f.by(), statement, args, row(&holds, &token, &until, &since, &identity))
+	err := f.q.store.Send(ctx, c.db, f.by(), statement, args, pg.Row(&holds, &token, &until, &since, &identity))
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.told(err))
+		return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.store.Told(err))
 	case !holds:
 		return false, f.job.lostError("effect " + strconv.Quote(f.name))
 	case token == nil:
@@ -304,7 +305,7 @@ func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, e
 // between.
 func (f *Fence) hold(ctx context.Context, db DB, r fenceRow) error {
 	var token int64
-	err := f.q.send(ctx, db, f.by(), holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, row(&token))
+	err := f.q.store.Send(ctx, db, f.by(), holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, pg.Row(&token))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
@@ -331,7 +332,7 @@ type fenceRow struct {
 
 func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	var until *time.Time
-	err = f.q.send(ctx, db, f.by(), readFence, []any{int16(f.class), f.scope, f.key}, row(
+	err = f.q.store.Send(ctx, db, f.by(), readFence, []any{int16(f.class), f.scope, f.key}, pg.Row(
 		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now, nil, nil))
 	if until != nil {
 		r.until = *until

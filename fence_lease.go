@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/calls"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -132,17 +133,17 @@ func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more 
 		db = c.f.db
 	}
 	args := c.guard(more...)
-	err := c.f.q.guarded(ctx, db, statement, args, nil)
+	err := c.f.q.store.Guarded(ctx, db, statement, args, nil)
 	for own && c.f.job != nil && leaseLost(err) {
 		var scope string
-		switch failed := c.f.q.guarded(ctx, db, effectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
+		switch failed := c.f.q.store.Guarded(ctx, db, effectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
 		case errors.Is(failed, pgx.ErrNoRows) || failed == nil && scope == args[2]:
 			return c.lost(op)
 		case failed != nil:
 			err = failed
 		default:
 			args[2] = scope
-			err = c.f.q.guarded(ctx, db, statement, args, nil)
+			err = c.f.q.store.Guarded(ctx, db, statement, args, nil)
 		}
 	}
 	switch {
@@ -151,7 +152,7 @@ func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more 
 	case leaseLost(err):
 		return c.lost(op)
 	}
-	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.told(err))
+	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.store.Told(err))
 }
 
 func (c *FenceLease) lost(op string) *LeaseError {
@@ -189,7 +190,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	if err != nil {
 		return err
 	}
-	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(c.f.q.store.SQL(completeFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		if leaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))
@@ -346,7 +347,7 @@ func (c *FenceLease) record(ctx context.Context, write func(context.Context) err
 		if try > 0 {
 			time.Sleep(50 * time.Millisecond << try)
 		}
-		one, cancel := context.WithTimeout(ctx, endWithin)
+		one, cancel := context.WithTimeout(ctx, pg.EndWithin)
 		err = write(one)
 		cancel()
 		if err == nil || errors.Is(err, ErrLeaseLost) || badData(err) {
@@ -379,7 +380,7 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 			}
 			began := time.Now()
 			// The network may have lost the connection.
-			one, cancelOne := context.WithTimeout(beats, min(endWithin, time.Until(until)))
+			one, cancelOne := context.WithTimeout(beats, min(pg.EndWithin, time.Until(until)))
 			err := c.Extend(one, c.f.lease)
 			cancelOne()
 			next := c.f.lease / 3

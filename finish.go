@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -142,9 +143,9 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	err := l.q.sendBare(ctx, db, statement, args, noRows)
-	if overLimit(err) && own(db) != nil && ctx.Err() == nil { // otherwise the job would run again
-		err = l.q.send(ctx, db, hot, statement, args, noRows)
+	err := l.q.store.SendBare(ctx, db, statement, args, pg.NoRows)
+	if pg.OverLimit(err) && pg.Own(db) != nil && ctx.Err() == nil { // otherwise the job would run again
+		err = l.q.store.Send(ctx, db, pg.Hot, statement, args, pg.NoRows)
 	}
 	return l.completed(ctx, err)
 }
@@ -164,10 +165,10 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	}
 	l.byHandler.Store(true)
 	statement, args := l.completion()
-	if l.q.citus.Load() == citusYes {
+	if l.q.store.Citus.Load() == pg.CitusYes {
 		statement = onNode(statement)
 	}
-	batch.Queue(l.q.sql(statement), args...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(l.q.store.SQL(statement), args...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		_ = l.completed(context.Background(), err)
 		return err // unchanged: the caller looks for its SQLSTATE
@@ -218,7 +219,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 		return lost
 	}
 	l.conflicted(ctx, err)
-	return fmt.Errorf("onceq: complete: %w", l.q.told(err))
+	return fmt.Errorf("onceq: complete: %w", l.q.store.Told(err))
 }
 
 // completeOne completes one job by its guard, and raises an error if the guard does not hold. The fence must still be this
@@ -237,7 +238,7 @@ fence as (
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
 // What the statements below, and others that are not written out, have in common: the guard of one lease; the guards of the
-// leases in u; and the fences f of the jobs in g that left, each of which must still be its job's. statement.go explains "=
+// leases in u; and the fences f of the jobs in g that left, each of which must still be its job's. internal/pg/statement.go explains "=
 // any (array[x])" and "+ 0".
 const (
 	heldByOne   = `id = $1::bigint and claims = $2::int and holder = $3::bigint`
@@ -296,7 +297,7 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 	if l.inTx {
 		return errInTx
 	}
-	stale, _, err := l.q.finish(ctx, l.db, hot, []outcome{o})
+	stale, _, err := l.q.finish(ctx, l.db, pg.Hot, []outcome{o})
 	if err != nil {
 		return err
 	}
@@ -447,9 +448,9 @@ func giveBackArgs(outcomes []outcome, raise bool) []any {
 
 // finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
-func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
+func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
-	plain, ended, again, back := q.byStatement(outcomes)
+	plain, ended, again, back := byStatement(outcomes, q.store.Citus.Load() == pg.CitusYes)
 	q.pauseFull(ctx, db, by, back)
 	var cancelled, held []int64
 	locks := 0
@@ -469,12 +470,12 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			continue
 		}
 		// A lock is the trouble of one part alone. But a whole table may be locked, and then each part would wait.
-		if err != nil && (!lockedOut(err) || locks > 1) {
+		if err != nil && (!pg.LockedOut(err) || locks > 1) {
 			left = append(left, part.outcomes...)
 			continue
 		}
 		done, asked = nil, nil
-		failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(part.answer...))
+		failed := q.store.Send(ctx, db, by, part.statement, part.args(part.outcomes, false), pg.Row(part.answer...))
 		if failed != nil {
 			err = fmt.Errorf("onceq: finish: %w", failed)
 			left = append(left, part.outcomes...)
@@ -500,14 +501,14 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 }
 
 // byStatement parts outcomes by the statement that writes them.
-func (q *store) byStatement(outcomes []outcome) (plain, ended, again, back []outcome) {
+func byStatement(outcomes []outcome, citus bool) (plain, ended, again, back []outcome) {
 	for _, o := range outcomes {
 		switch {
 		case o.state == StateCompleted && o.lease.plain(o.keep):
 			plain = append(plain, o)
 		case o.state.Finished():
 			ended = append(ended, o)
-		case o.wait == nil && !o.lease.lined() && q.citus.Load() != citusYes: // Citus refuses an update with the time
+		case o.wait == nil && !o.lease.lined() && !citus: // Citus refuses an update with the time
 			again = append(again, o)
 		default:
 			back = append(back, o)

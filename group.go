@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -56,7 +57,7 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 		return Group{}, err
 	}
 	var refused error
-	err = inOne(ctx, begin, db, asIs, func(db DB) error {
+	err = pg.InOne(ctx, begin, db, pg.AsIs, func(db pg.DB) error {
 		g, refused, err = c.enqueue(ctx, q, db, begin != nil)
 		return err
 	})
@@ -205,8 +206,8 @@ func (q *Queue) refuseCycles(ctx context.Context, db DB, groups []int64, jobs []
 	}
 	var n int
 	var id, root int64
-	if err := q.queryRow(ctx, db, findCycles, []any{groups, ids, scopes, keys}, &n, &id, &root); err != nil {
-		return fmt.Errorf("onceq: add members: looking for jobs that would wait for each other: %w", q.told(err))
+	if err := q.store.QueryRow(ctx, db, findCycles, []any{groups, ids, scopes, keys}, &n, &id, &root); err != nil {
+		return fmt.Errorf("onceq: add members: looking for jobs that would wait for each other: %w", q.store.Told(err))
 	}
 	switch {
 	case n < 0:
@@ -250,7 +251,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 	if err != nil {
 		return nil, err
 	}
-	err = inOne(ctx, begin, db, asIs, func(db DB) error {
+	err = pg.InOne(ctx, begin, db, pg.AsIs, func(db pg.DB) error {
 		groups, err := l.groups(ctx, db)
 		if err != nil {
 			return err
@@ -279,7 +280,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 
 // groups reads the groups to which AddMembers adds, and locks the lease.
 func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
-	err = l.q.queryRow(ctx, db, groupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
+	err = l.q.store.QueryRow(ctx, db, groupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
 	switch {
 	case leaseLost(err):
 		e := l.event(EventLeaseLost)
@@ -288,7 +289,7 @@ func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
 		return nil, e.Err
 	case err != nil:
 		l.conflicted(ctx, err)
-		return nil, fmt.Errorf("onceq: add members: %w", l.q.told(err))
+		return nil, fmt.Errorf("onceq: add members: %w", l.q.store.Told(err))
 	case len(groups) == 0 && !l.member:
 		return nil, invalid("AddMembers", "was called by job %d, for which no job waits; enqueue with EnqueueMany, or make this job a member with EnqueueGroup or After", l.ID)
 	}
@@ -340,7 +341,7 @@ func membersOf(ctx context.Context, q *Queue, db DB, group, after int64, limit i
 		for left := cmp.Or(limit, math.MaxInt); left > 0; {
 			var page []Member
 			args := []any{group, after, min(left, 1000), bare}
-			err := q.send(ctx, db, reading, readMembers, args, each(func(rows pgx.Rows) error {
+			err := q.store.Send(ctx, db, pg.Reading, readMembers, args, pg.Each(func(rows pgx.Rows) error {
 				var m Member
 				err := m.scan(rows)
 				page = append(page, m)
@@ -370,12 +371,12 @@ func (m *Member) scan(rows pgx.Rows) error {
 // Members gives the jobs that this one has waited for, by id, and Group counts them. Members reads them in pages of up to
 // 1,000; an error ends it. Both read on a connection that does not depend on the handler's transaction.
 func (l *Lease) Members(ctx context.Context) iter.Seq2[Member, error] {
-	return membersOf(ctx, l.q, forEffects{l.q.pool, l.db}, l.ID, 0, 0, false)
+	return membersOf(ctx, l.q, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, l.ID, 0, 0, false)
 }
 
 // Group says how many of the jobs that this one has waited for were completed, are dead or were cancelled. See Members.
 func (l *Lease) Group(ctx context.Context) (GroupInfo, error) {
-	return l.q.Group(ctx, forEffects{l.q.pool, l.db}, l.ID)
+	return l.q.Group(ctx, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, l.ID)
 }
 
 // GroupInfo says how a group is doing.
@@ -451,7 +452,7 @@ select g.id,` + countMembers + `
 // groups reads what readGroups does, and calls take with each group, its first unfinished members and those that wait for a person.
 func (q *Queue) groups(ctx context.Context, db DB, after int64, limit int, one int64, members bool,
 	take func(g GroupInfo, open, dead []int64)) error {
-	return q.send(ctx, db, reading, readGroups, []any{after, limit, one, members}, each(func(rows pgx.Rows) error {
+	return q.store.Send(ctx, db, pg.Reading, readGroups, []any{after, limit, one, members}, pg.Each(func(rows pgx.Rows) error {
 		var g GroupInfo
 		var open, dead []int64
 		err := g.scan(rows, &open, &dead)

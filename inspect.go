@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -113,7 +114,7 @@ type knownJob struct {
 // job reads a job. The error is pgx.ErrNoRows if there is none.
 func (q *Queue) job(ctx context.Context, db DB, id int64, content bool, scope, key *string) (k knownJob, err error) {
 	var timeout string
-	err = q.send(ctx, db, reading, readJob, []any{id, content, scope, key}, func(rows pgx.Rows) error {
+	err = q.store.Send(ctx, db, pg.Reading, readJob, []any{id, content, scope, key}, func(rows pgx.Rows) error {
 		if !rows.Next() {
 			return cmp.Or(rows.Err(), pgx.ErrNoRows)
 		}
@@ -218,7 +219,7 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 		var finished *time.Time
 		var result string
 		args := []any{int16(classJob), scope, key}
-		switch err := q.queryRow(ctx, db, readFence, args, &state, &i.Token, nil, &i.CreatedAt, nil, nil, &result, nil, nil, nil, &i.ID, &finished); {
+		switch err := q.store.QueryRow(ctx, db, readFence, args, &state, &i.Token, nil, &i.CreatedAt, nil, nil, &result, nil, nil, nil, &i.ID, &finished); {
 		case errors.Is(err, pgx.ErrNoRows):
 			return JobInfo{}, fmt.Errorf("%w: key %q in scope %q: it was never taken, or it is free and a Reaper has removed it", ErrNotFound, key, scope)
 		case err != nil:
@@ -334,12 +335,12 @@ func (w *waits) ended(id int64) {
 // waited is one look of Wait at a job that the look before saw as it is in seen.
 func (q *Queue) waited(ctx context.Context, ref JobRef, seen JobInfo) (JobInfo, error) {
 	if seen.ID == 0 && ref.ID == 0 {
-		return q.GetByKey(ctx, q.pool, ref.Scope, ref.Key)
+		return q.GetByKey(ctx, q.store.Pool, ref.Scope, ref.Key)
 	}
 	id := max(ref.ID, seen.ID)
-	switch k, err := q.job(ctx, q.pool, id, false, nil, nil); {
+	switch k, err := q.job(ctx, q.store.Pool, id, false, nil, nil); {
 	case err == nil && k.job.State.Finished():
-		return q.Get(ctx, q.pool, id) // with its result
+		return q.Get(ctx, q.store.Pool, id) // with its result
 	case err == nil:
 		return k.job, nil
 	case !errors.Is(err, pgx.ErrNoRows):
@@ -348,7 +349,7 @@ func (q *Queue) waited(ctx context.Context, ref JobRef, seen JobInfo) (JobInfo, 
 		return JobInfo{}, noJob(id)
 	}
 	if seen.Key != "" {
-		job, err := q.GetByKey(ctx, q.pool, seen.Scope, seen.Key)
+		job, err := q.GetByKey(ctx, q.store.Pool, seen.Scope, seen.Key)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return JobInfo{}, err
 		}

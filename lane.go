@@ -154,6 +154,6 @@ func (q *Queue) LaneLimit(ctx context.Context, db DB, family, name string) (n in
 }
 
 func (q *Queue) laneLimit(ctx context.Context, db DB, lane string) (n int, err error) {
-	err = q.queryRow(ctx, db, `select `+table.LimitOf("$1::text"), []any{lane}, &n)
+	err = q.store.QueryRow(ctx, db, `select `+table.LimitOf("$1::text"), []any{lane}, &n)
 	return n, err
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -165,7 +166,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // Now returns the database's time, which decides when a job is due and which is stored. Handlers that compare times should
 // use it instead of time.Now, which is this machine's.
 func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
-	err = l.q.queryRow(ctx, l.db, table.AskTime, nil, &now)
+	err = l.q.store.QueryRow(ctx, l.db, table.AskTime, nil, &now)
 	return now, err
 }
 
@@ -184,7 +185,7 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	if db == nil {
 		return errNoTx
 	}
-	switch begin, err := opener(ctx, db); {
+	switch begin, err := pg.Opener(ctx, db); {
 	case err != nil:
 		return err
 	case begin != nil:
@@ -192,12 +193,12 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	}
 	idle := lazytx.IdleLimit(l.timeout)
 	var err error
-	if l.q.citus.Load() == citusYes { // it is the coordinator that is to end the connection
-		err = l.q.send(ctx, db, asIs, openApart, []any{idle}, noRows)
+	if l.q.store.Citus.Load() == pg.CitusYes { // it is the coordinator that is to end the connection
+		err = l.q.store.Send(ctx, db, pg.AsIs, openApart, []any{idle}, pg.NoRows)
 		idle = ""
 	}
 	if err == nil {
-		err = l.q.send(ctx, db, asIs, lockJob, []any{idle, l.ID, l.claims, l.holder}, noRows)
+		err = l.q.store.Send(ctx, db, pg.AsIs, lockJob, []any{idle, l.ID, l.claims, l.holder}, pg.NoRows)
 	}
 	switch {
 	case err == nil:
@@ -209,7 +210,7 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 		return e.Err
 	}
 	l.conflicted(ctx, err)
-	return fmt.Errorf("onceq: lock: %w", l.q.told(err))
+	return fmt.Errorf("onceq: lock: %w", l.q.store.Told(err))
 }
 
 // conflicted is called with the error of a statement of this lease in the handler's own transaction. If Postgres wants that
@@ -240,10 +241,10 @@ returning true`
 // lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it took. It reports
 // whether the job still belongs to this lease and no transaction has its row locked.
 func (l *Lease) lengthen(ctx context.Context, took time.Duration) (held bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.EndWithin)
 	defer cancel()
 	d := l.beats + 2*took
-	err := l.q.guarded(ctx, l.db, lengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
+	err := l.q.store.Guarded(ctx, l.db, lengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
 	return err == nil && held
 }
 
@@ -300,7 +301,7 @@ func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool
 		}
 	}
 	var extended, held, cancelled []int64
-	err := q.guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds(), running, notes}, &extended, &held, &cancelled)
+	err := q.store.Guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds(), running, notes}, &extended, &held, &cancelled)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: extend: %w", err)
 	}

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses
@@ -41,24 +44,24 @@ type run struct {
 	stopBeats                  chan struct{}
 }
 
-func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
+func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	id := rand.Int64()
 	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := &run{w: w, id: id, cancel: cancel, giveUp: giveUp, stopBeats: make(chan struct{})}
 	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
-	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.connections}
-	db := own.outcomes
+	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.Shares}
+	db := own.Outcomes
 	r.tally = &tally{q: w.q, db: db}
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
-	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
+	r.beats = &beats{q: w.q, id: id, db: pg.Quick{Own: own, Patience: beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
-		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
+		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.Shares,
 	}
-	r.presence = newPresence(w, id, quick{own, briefWait}, db, r.tasks, &r.exec.limits, watch, r.tally)
+	r.presence = newPresence(w, id, pg.Quick{Own: own, Patience: pg.BriefWait}, db, r.tasks, &r.exec.limits, watch, r.tally)
 	r.tasks.stuckChanged = r.presence.rouse
-	r.claimer = newClaimer(w, id, quick{own, briefWait}, r.exec)
+	r.claimer = newClaimer(w, id, pg.Quick{Own: own, Patience: pg.BriefWait}, r.exec)
 	r.listener = newListener(w, id, own, r.woken)
 	r.claimer.listener = r.listener
 	r.promoter = newPromoter(w, id, db, r.listener, r.claimer.live)
@@ -91,11 +94,11 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	defer q.ends(r.id)
 	ctx, r.exec.stop = context.WithCancelCause(ctx)
 	defer r.exec.stop(nil)
-	defer context.AfterFunc(r.claimer.db.own.closed, func() { r.exec.stop(errPoolClosed) })()
+	defer context.AfterFunc(r.claimer.db.Own.Closed, func() { r.exec.stop(errPoolClosed) })()
 	for _, f := range r.claimer.feeds {
 		if f.slots.pooled {
-			r.exec.conns.join(f.slots)
-			defer r.exec.conns.leave(f.slots)
+			r.exec.conns.Join(f.slots)
+			defer r.exec.conns.Leave(f.slots)
 		}
 	}
 	r.start(ctx, limit)
@@ -138,7 +141,7 @@ func (r *run) start(ctx context.Context, limit int) {
 		r.exec.limits.first = r.presence.rouse
 		r.claiming.Go(func() { r.claimer.loop(ctx) })
 		r.claiming.Go(func() { r.promoter.loop(ctx) })
-		r.listener.db.own.join(r.listener)
+		r.listener.db.Own.Join(&r.listener.Hearer)
 	}
 	r.presence.begin(r.drains)
 	r.outbox.start(&r.writing, r.drains)
@@ -169,19 +172,19 @@ func (r *run) end() (left error) {
 		r.exec.handling.Wait()
 		close(returned)
 	}()
-	if !within(returned, max(0, time.Until(ends))) {
+	if !nap.Within(returned, max(0, time.Until(ends))) {
 		r.cancel(errShutdown)
-		if !within(returned, endWithin) {
+		if !nap.Within(returned, pg.EndWithin) {
 			var committing bool
 			left, committing = r.tasks.abandon(false)
-			for until := time.Now().Add(r.w.lease + endWithin); left == nil && committing; { // a commit may take as long as a lease
-				if within(returned, time.Second) {
+			for until := time.Now().Add(r.w.lease + pg.EndWithin); left == nil && committing; { // a commit may take as long as a lease
+				if nap.Within(returned, time.Second) {
 					break
 				}
 				left, committing = r.tasks.abandon(time.Now().After(until))
 			}
 			if left != nil {
-				time.AfterFunc(endWithin, r.giveUp)
+				time.AfterFunc(pg.EndWithin, r.giveUp)
 			}
 		}
 	}
@@ -193,7 +196,7 @@ func (r *run) end() (left error) {
 	close(r.stopBeats)
 	r.beating.Wait()
 	if !r.drains {
-		r.listener.db.own.leave(r.listener)
+		r.listener.db.Own.Leave(&r.listener.Hearer)
 	}
 	leaving.Wait()
 	return left

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -239,7 +240,7 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset
 			burst = l.Burst
 		}
 	}
-	err = q.send(ctx, db, forCaller, setLimit, []any{line, n, rate, per, burst, unset}, row(&set))
+	err = q.store.Send(ctx, db, pg.ForCaller, setLimit, []any{line, n, rate, per, burst, unset}, pg.Row(&set))
 	return set, err
 }
 
@@ -278,7 +279,7 @@ func (m *limitsMet) ask(ctx context.Context, q *Queue, db DB) error {
 		return nil
 	}
 	var unset []string
-	err := q.send(ctx, db, hot, limitsUnset, []any{names}, each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.Hot, limitsUnset, []any{names}, pg.Each(func(rows pgx.Rows) error {
 		var name string
 		err := rows.Scan(&name)
 		unset = append(unset, name)

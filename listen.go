@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
@@ -95,16 +98,13 @@ func (q *quietQueues) setQuiet(queue string, who whoWaits, asked time.Time) {
 // listener is how producers reach one run: what they know about it, and the notifications that it gets from the process's
 // session.
 type listener struct {
+	pg.Hearer // woken is called with a queue for each notification, and with "" when these begin to arrive
 	q         *Queue
 	id        int64 // of the run
-	db        quick
-	channel   string
-	woken     func(queue string) // called for each notification; with "" when notifications begin to arrive. It must not wait
-	confirmed atomic.Bool        // notifications are known to arrive
-	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
-	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
-	deaf      atomic.Bool        // the session does not listen for the run, because it is dormant. Who has the session sets it
-	leaves    atomic.Bool        // while it waits, what becomes due is left to others that wait. The claimer sets it
+	db        pg.Quick
+	notOfTx   atomic.Bool // no notifications arrive for jobs that were enqueued in a transaction
+	waits     atomic.Bool // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
+	leaves    atomic.Bool // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
@@ -118,12 +118,13 @@ type listener struct {
 	dormant bool  // the run has no row, because enough others wait
 }
 
-func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
-	l := &listener{q: w.q, id: id, db: quick{own, briefWait}, channel: fmt.Sprintf("onceq_%d", id), woken: woken}
+func newListener(w *Worker, id int64, own *pg.Conns, woken func(string)) *listener {
+	l := &listener{q: w.q, id: id, db: pg.Quick{Own: own, Patience: pg.BriefWait}}
+	l.Channel, l.Woken, l.Heard, l.Lost = fmt.Sprintf("onceq_%d", id), woken, l.confirm, l.isLost
 	l.queues = slices.Sorted(maps.Keys(w.queues))
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
-	l.kinds = hash(append(slices.Sorted(slices.Values(w.kinds)), w.poll.String())...)
+	l.kinds = pg.Hash(append(slices.Sorted(slices.Values(w.kinds)), w.poll.String())...)
 	l.polls = w.poll == 0
 	l.room = math.MaxInt32
 	for _, c := range w.queues {
@@ -205,7 +206,7 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 		until = 0
 	}
 	setName := func() error {
-		err := l.q.guarded(ctx, l.db, nameQueues, []any{l.queues, l.serves}, nil)
+		err := l.q.store.Guarded(ctx, l.db, nameQueues, []any{l.queues, l.serves}, nil)
 		l.named = err == nil
 		return err
 	}
@@ -216,7 +217,9 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 	}
 	l.round++
 	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
-	send := func() error { return l.q.guarded(ctx, l.db, announceRow, args, &l.named, &others, &before, &l.dormant) }
+	send := func() error {
+		return l.q.store.Guarded(ctx, l.db, announceRow, args, &l.named, &others, &before, &l.dormant)
+	}
 	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
 		args[10] = dormantFrom / 2
 		if err = send(); err == nil {
@@ -236,17 +239,17 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 // listens makes the session listen for a run that is not dormant any longer, and not listen for one that still is: just before it became
 // dormant a producer may have found it. Where the session is not free the run remains dormant.
 func (l *listener) listens(ctx context.Context) error {
-	if l.dormant == l.deaf.Load() {
+	if l.dormant == l.Deaf.Load() {
 		return nil
 	}
 	how := "listen "
 	if l.dormant {
 		how = "unlisten "
 	}
-	used, err := l.db.own.session.use(ctx, briefWait, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, how+l.channel)
+	used, err := l.db.Own.Session.Use(ctx, pg.BriefWait, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, how+l.Channel)
 		if err == nil {
-			l.deaf.Store(l.dormant)
+			l.Deaf.Store(l.dormant)
 		}
 		return err
 	})
@@ -257,9 +260,19 @@ func (l *listener) listens(ctx context.Context) error {
 // confirm says that the session listens for this run. prepares is whether the server can prepare transactions.
 func (l *listener) confirm(prepares bool) {
 	l.notOfTx.Store(prepares)
-	l.confirmed.Store(true)
+	l.Confirmed.Store(true)
 	l.q.works(l.id, workListen, "")
-	l.woken("") // so that the claimer ends its short polls and announces that it waits: notifications may have been lost
+	l.Woken("") // so that the claimer ends its short polls and announces that it waits: notifications may have been lost
+}
+
+// isLost says that the session no longer listens for this run, and when that is tried again.
+func (l *listener) isLost(err error, next time.Duration) {
+	if errors.Is(err, pg.ErrUnheard) {
+		l.q.works(l.id, workListen, "") // polling is all that can be done there
+		l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", next), slog.Any("reason", err))
+	} else {
+		l.q.fails(l.id, workListen, "", err, slog.Duration("next_try_in", next))
+	}
 }
 
 // unannounceAll is for the end of the run. For the queues for which it was woken last another run is woken: it may have been left
@@ -270,9 +283,9 @@ with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
 select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
   from pg_catalog.unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue)`
-	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), pg.EndWithin)
 	defer cancel()
 	if l.round > 0 {
-		_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id, l.round, rand.Int64()}, nil) // the rows expire anyway
+		_ = l.q.store.Guarded(ctx, l.db, unannounce, []any{l.id, l.round, rand.Int64()}, nil) // the rows expire anyway
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // lookForJobs asks of several queues at once which of them have something to claim after the given places, one place for
@@ -187,7 +188,7 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
 func (c *claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && aFifth*took > livelyLook && c.q.citus.Load() != citusYes
+	return c.announcement.lively && aFifth*took > livelyLook && c.q.store.Citus.Load() != pg.CitusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
@@ -311,7 +312,7 @@ func (c *claimer) lookAtSome(ctx context.Context, now time.Time) bool {
 func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
 	l := c.newLook(began)
 	c.send(&c.looking, func() func() {
-		err := c.q.send(ctx, c.db, hot, lookForNew, l.args, l.read)
+		err := c.q.store.Send(ctx, c.db, pg.Hot, lookForNew, l.args, l.read)
 		return func() {
 			ended := time.Now()
 			if err != nil {
@@ -351,7 +352,7 @@ func (c *claimer) newLook(began time.Time) *newLook {
 
 func (l *newLook) read(rows pgx.Rows) error {
 	l.done = true
-	return row(&l.last, &l.queues)(rows)
+	return pg.Row(&l.last, &l.queues)(rows)
 }
 
 // wentAlong takes how long one took that went along with a claim, or that it was not sent or failed.
@@ -426,7 +427,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
 	}
 	c.send(&c.looking, func() func() {
-		err := c.q.send(ctx, c.db, hot, statement, args, row(read...))
+		err := c.q.store.Send(ctx, c.db, pg.Hot, statement, args, pg.Row(read...))
 		ended := time.Now()
 		return func() {
 			if err != nil {

@@ -27,19 +27,6 @@ const (
 	chunkBytes = 16 << 20
 )
 
-// How long things may take: long enough where all is well, and short beside a lease (session.go, silent.go).
-const (
-	briefWait     = time.Second            // for a connection, or a lock, that somebody else has
-	endWithin     = 5 * time.Second        // what is rolled back, and what Run withdraws at its end
-	answerWithin  = 10 * time.Second       // a new connection, or a message and its answer
-	sessionLimit  = 30 * time.Second       // a statement on the session; less if its context ends earlier
-	silentAfter   = 2 * time.Second        // after it a new connection asks what the server does for this one
-	confirmWithin = 2 * time.Second        // for a notification: what takes longer a pooler dropped
-	beatPatience  = 100 * time.Millisecond // for the session: leases run out meanwhile
-	ownIdle       = 20 * time.Second       // a connection that is not used closes
-	ownOutcomes   = 2                      // connections: two batches of outcomes are written at once
-)
-
 // Who waits for jobs, and how soon it hears of them (listen.go, announce.go, look.go).
 const (
 	announceAgain = 20 * time.Second        // an announcement is renewed, and counts for three times as long
@@ -68,7 +55,7 @@ const (
 	livelyHold = 2 * time.Millisecond // so long one holds the session, for which claims wait
 )
 
-// Claims (claimer.go, cursor.go, feed.go, rescan.go, turn.go, pause.go).
+// Claims (claimer.go, cursor.go, feed.go, rescan.go, pause.go).
 const (
 	overlap      = 5 * time.Second        // claims look back so far, and others that claim count for as long; rescans find the rest
 	briefLongest = time.Second            // for so long claims and looks for calls only go back briefly
@@ -104,10 +91,11 @@ const (
 const (
 	defaultConcurrency = 100
 	defaultShutdown    = 20 * time.Second
-	conflictTries      = 30              // runs of a handler whose transaction Postgres wants run again
-	maxPending         = 10_000          // outcomes that wait, the locked ones too; with more, handlers do
-	halvesFor          = 3               // halving takes as long as so many batches wait for a lock
-	lockedEvery        = 5 * time.Second // between two reports of outcomes whose rows are locked
+	conflictTries      = 30                     // runs of a handler whose transaction Postgres wants run again
+	maxPending         = 10_000                 // outcomes that wait, the locked ones too; with more, handlers do
+	halvesFor          = 3                      // halving takes as long as so many batches wait for a lock
+	lockedEvery        = 5 * time.Second        // between two reports of outcomes whose rows are locked
+	beatPatience       = 100 * time.Millisecond // of a beat for the session: leases run out meanwhile
 
 	// From the end of fn's context to that of its fence's lease, and from there to asking the provider.
 	effectGrace = 5 * time.Second

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
@@ -30,7 +30,7 @@ type outbox struct {
 	next  func(outcome) *successor
 
 	patience, try time.Duration
-	whole, half   way // how a batch is written, and a part of one in which a row is locked
+	whole, half   pg.Way // how a batch is written, and a part of one in which a row is locked
 	writing       *sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows; ready and room wait with it
@@ -51,26 +51,13 @@ type outbox struct {
 // of the time. If halving takes too long, because very many rows are locked, or the table is, all that is
 // left counts as locked.
 
-// lockedOut reports whether a statement ended because it has waited long enough for a lock.
-func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
-
-// waiting is the hot way with a limit for waiting for a lock.
-func waiting(patience time.Duration) way {
-	w := way{begin: beginOwn, patience: patience}
-	w.settings = hot.settings + fmt.Sprintf(`, pg_catalog.set_config('lock_timeout', '%s', true)`, w.limit())
-	return w
-}
-
-// limit is the patience as Postgres reads it.
-func (w way) limit() string { return fmt.Sprintf("%dms", max(1, w.patience.Milliseconds())) }
-
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
-	o.patience = min(briefWait, lease/4)
+	o.patience = min(pg.BriefWait, lease/4)
 	// The network may swallow a try, so the first one has a quarter of the lease beside what it waits for locks. Each further one has
 	// twice as much, because the server may only be slow.
-	o.try = max(briefWait, min(lease/4, answerWithin))
-	o.whole, o.half = waiting(o.patience), waiting(o.patience/10)
+	o.try = max(pg.BriefWait, min(lease/4, pg.AnswerWithin))
+	o.whole, o.half = pg.Waiting(o.patience), pg.Waiting(o.patience/10)
 	o.ready.L, o.room.L = &o.mu, &o.mu
 	return o
 }
@@ -203,7 +190,7 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 // long as the leases last and until Run has waited long enough. A value that Postgres refuses, or a row that is locked, is found by
 // halving the batch, so that it cannot keep the others from being written. For locked rows that goes on until halve, or for a time
 // if that is zero.
-func (o *outbox) write(batch []outcome, by way, halve time.Time) {
+func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
@@ -221,7 +208,7 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
 			batch[0].unsure, batch[0].doubt, batch[0].locked = left[0].unsure, left[0].doubt, left[0].locked
 			continue
-		case lockedOut(err) && o.ctx.Err() == nil:
+		case pg.LockedOut(err) && o.ctx.Err() == nil:
 			left = o.leave(left, err)
 			fallthrough
 		case time.Since(began) > o.lease || o.ctx.Err() != nil:
@@ -237,12 +224,12 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 		}
 		batch = left
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))
-		sleep(o.ctx, wait/2+rand.N(wait), nil)
+		nap.For(o.ctx, wait/2+rand.N(wait), nil)
 	}
 }
 
 // once tries to write outcomes. next is what was to be leased with the only one.
-func (o *outbox) once(batch []outcome, by way, limit time.Duration) (left []outcome, next *successor, err error) {
+func (o *outbox) once(batch []outcome, by pg.Way, limit time.Duration) (left []outcome, next *successor, err error) {
 	ctx, cancel := context.WithTimeout(o.ctx, limit)
 	if len(batch) == 1 && batch[0].locked.IsZero() {
 		next = o.next(batch[0])
@@ -264,8 +251,8 @@ func (o *outbox) once(batch []outcome, by way, limit time.Duration) (left []outc
 }
 
 // writeHalves writes each half of a batch, if that can find the row or the value that Postgres refused.
-func (o *outbox) writeHalves(batch []outcome, by way, until time.Time, err error) bool {
-	if lockedOut(err) {
+func (o *outbox) writeHalves(batch []outcome, by pg.Way, until time.Time, err error) bool {
+	if pg.LockedOut(err) {
 		if by = o.half; until.IsZero() {
 			until = time.Now().Add(halvesFor * o.patience)
 		}
@@ -293,8 +280,8 @@ func (o *outbox) giveUp(left []outcome, err error) {
 }
 
 // limit is how long a try may take. There are two waits for locks in one (finish).
-func (o *outbox) limit(by way, try int, began time.Time) time.Duration {
-	return max(o.try, min(o.try<<min(try, 10), o.lease-time.Since(began))) + 2*by.patience
+func (o *outbox) limit(by pg.Way, try int, began time.Time) time.Duration {
+	return max(o.try, min(o.try<<min(try, 10), o.lease-time.Since(began))) + 2*by.Patience
 }
 
 // without returns the outcomes of a batch that are not in left.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -87,7 +88,7 @@ func (q *Queue) Pause(ctx context.Context, db DB, p Pause) error {
 		return err
 	}
 	defer q.pauses.forget()
-	if err := q.sendBare(ctx, db, pauseIt, []any{what, name, until, after, p.Note, false}, row(nil)); err != nil {
+	if err := q.store.SendBare(ctx, db, pauseIt, []any{what, name, until, after, p.Note, false}, pg.Row(nil)); err != nil {
 		return fmt.Errorf("onceq: pausing %s %q: %w", what, name, err)
 	}
 	return nil
@@ -114,7 +115,7 @@ func (q *Queue) Resume(ctx context.Context, db DB, p Pause) (was bool, err error
 		return false, err
 	}
 	defer q.pauses.forget()
-	if err := q.sendBare(ctx, db, resumeIt, []any{what, name}, row(&was)); err != nil {
+	if err := q.store.SendBare(ctx, db, resumeIt, []any{what, name}, pg.Row(&was)); err != nil {
 		return false, fmt.Errorf("onceq: resuming %s %q: %w", what, name, err)
 	}
 	return was, nil
@@ -129,7 +130,7 @@ select 1 from onceq.pause($1::text, $2::text, $3::timestamptz, $4::bigint, $5::t
 
 // pauseFull pauses the limits that handlers said are full, and never makes a pause shorter. If that fails,
 // the jobs come again later.
-func (q *Queue) pauseFull(ctx context.Context, db DB, by way, outcomes []outcome) {
+func (q *Queue) pauseFull(ctx context.Context, db DB, by pg.Way, outcomes []outcome) {
 	for i, o := range outcomes {
 		if o.full == 0 {
 			continue
@@ -137,7 +138,7 @@ func (q *Queue) pauseFull(ctx context.Context, db DB, by way, outcomes []outcome
 		l := o.lease
 		note := fmt.Sprintf("the handler of job %d said so (LimitFull)", l.ID)
 		args := []any{pausesLimit, l.Limit, nil, o.full.Microseconds(), note, true}
-		if err := q.send(ctx, db, by, pauseIt, args, row(nil)); err != nil {
+		if err := q.store.Send(ctx, db, by, pauseIt, args, pg.Row(nil)); err != nil {
 			outcomes[i].delay = o.full
 			q.log.WarnContext(ctx, "onceq: a limit that is full was not paused", slog.String("limit", l.Limit),
 				slog.Any("error", err))
@@ -203,11 +204,11 @@ const claimedOf = `what <> 'limit' and ` + table.InForce
 const readPauses = `select what, name from onceq.pauses where ` + claimedOf
 
 // along returns the statement to send with a claim, or nil if what is known is fresh.
-func (p *pauses) along() *along {
+func (p *pauses) along() *pg.Along {
 	if k := p.known.Load(); k != nil && time.Since(k.at) < pausesKnown {
 		return nil
 	}
-	return &along{readPauses, nil, p.reader(time.Now(), new(*paused))}
+	return &pg.Along{Statement: readPauses, Args: nil, Read: p.reader(time.Now(), new(*paused))}
 }
 
 // reader returns what reads the rows of a statement that is sent at the time given. What they say is also in read then: what is
@@ -215,7 +216,7 @@ func (p *pauses) along() *along {
 func (p *pauses) reader(at time.Time, read **paused) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var whats, names []string
-		err := each(func(rows pgx.Rows) error {
+		err := pg.Each(func(rows pgx.Rows) error {
 			var what, name string
 			err := rows.Scan(&what, &name)
 			whats, names = append(whats, what), append(names, name)
@@ -266,13 +267,13 @@ func (q *Queue) pausedNow(ctx context.Context, db DB, old time.Duration) (*pause
 		defer func() { <-q.pauses.reading }()
 	case <-ctx.Done():
 		return nil, fmt.Errorf("onceq: reading what is paused: %w", ctx.Err())
-	case <-time.After(briefWait): // the network may have swallowed what the other one asks
+	case <-time.After(pg.BriefWait): // the network may have swallowed what the other one asks
 	}
 	if k := fresh(); k != nil {
 		return k, nil
 	}
 	var k *paused
-	if err := q.send(ctx, db, hot, readPauses, nil, q.pauses.reader(time.Now(), &k)); err != nil {
+	if err := q.store.Send(ctx, db, pg.Hot, readPauses, nil, q.pauses.reader(time.Now(), &k)); err != nil {
 		return nil, fmt.Errorf("onceq: reading what is paused: %w", err)
 	}
 	return k, nil
@@ -316,7 +317,7 @@ func (c *claimer) obeyIn(f *feed, paused, again bool) {
 	f.moves++
 	f.quarantine.forget()
 	if paused && f.slots.pooled {
-		c.exec.conns.wantNone(f.slots)
+		c.exec.conns.WantNone(f.slots)
 	}
 	if again {
 		f.cursor.restart()

@@ -21,6 +21,7 @@ import (
 
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // encoded is a job ready for the database.
@@ -432,7 +433,7 @@ select u.n, p.payload, p.payload_bytes
 			r.err.Detail = "the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Ops.Keys says until when the key is taken"
 		}
 	}
-	err := q.send(ctx, db, asIs, read, []any{ids}, each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.AsIs, read, []any{ids}, pg.Each(func(rows pgx.Rows) error {
 		var n int64
 		var payload *string
 		var raw []byte

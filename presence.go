@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -48,7 +50,7 @@ type presence struct {
 }
 
 func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, limits *limitsMet, watch *poolWatch, tally *tally) *presence {
-	stat := w.q.pool.Stat()
+	stat := w.q.store.Pool.Stat()
 	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, limits: limits, watch: watch, tally: tally, again: make(chan struct{}, 1),
 		pool: table.Pool{Conns: int(stat.MaxConns())}, waited: stat.EmptyAcquireWaitTime(), counted: time.Now()}
 	queues := make(map[string]int, len(w.queues))
@@ -82,7 +84,7 @@ func (p *presence) rouse() {
 // row gives the arguments of writePresence.
 func (p *presence) row() []any {
 	if now := time.Now(); now.Sub(p.counted) >= table.PresentEvery/2 { // what is written at once says what the row before it said
-		waited := p.q.pool.Stat().EmptyAcquireWaitTime()
+		waited := p.q.store.Pool.Stat().EmptyAcquireWaitTime()
 		p.pool.Wait, p.waited, p.counted = waited-p.waited, waited, now
 	}
 	pool := p.pool
@@ -129,9 +131,9 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		return now.Add(time.Minute - time.Duration(now.Add(-offset).UnixNano()%int64(time.Minute)))
 	}
 	minute := over()
-	for wait := first; sleep(ctx, wait, p.again); wait = time.Until(minute) {
+	for wait := first; nap.For(ctx, wait, p.again); wait = time.Until(minute) {
 		p.written = true
-		err := p.q.guarded(ctx, p.db, writePresence, p.row(), nil)
+		err := p.q.store.Guarded(ctx, p.db, writePresence, p.row(), nil)
 		if err == nil {
 			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow), p.limits.ask(ctx, p.q, p.db))
 		}
@@ -160,7 +162,7 @@ func (p *presence) leave() {
 	if !p.written {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), endWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), pg.EndWithin)
 	defer cancel()
-	_ = p.q.guarded(ctx, p.db, leave, []any{p.id}, nil)
+	_ = p.q.store.Guarded(ctx, p.db, leave, []any{p.id}, nil)
 }

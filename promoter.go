@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/nap"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -147,7 +149,7 @@ func (p *promoter) loop(ctx context.Context) {
 			wait := min(5*time.Second, 50*time.Millisecond<<min(fails, 10))
 			fails++
 			p.q.fails(p.id, workPromote, "", err, slog.Duration("next_try_in", wait))
-			if !sleep(ctx, wait/2+rand.N(wait), nil) {
+			if !nap.For(ctx, wait/2+rand.N(wait), nil) {
 				return
 			}
 			continue
@@ -197,7 +199,7 @@ func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 // often many of them, as when the members of a large group end one by one: then they gather for a short time,
 // whoever wakes it.
 func (p *promoter) rest(ctx context.Context, did promoted) bool {
-	waits := p.listener.confirmed.Load() && p.listener.waits.Load()
+	waits := p.listener.Confirmed.Load() && p.listener.waits.Load()
 	before := p.waited
 	p.waited = waits
 	wait := promoteIdle
@@ -211,7 +213,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 		if waits {
 			wait = longestNap
 		}
-	case p.listener.confirmed.Load() && !waits:
+	case p.listener.Confirmed.Load() && !waits:
 		p.pause = 0
 		return p.restBusy(ctx, did)
 	case waits && !before:
@@ -226,7 +228,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	if did.next > 0 {
 		wait = min(wait, did.next+time.Millisecond)
 	}
-	return sleep(ctx, wait, p.wake)
+	return nap.For(ctx, wait, p.wake)
 }
 
 // restBriefly is rest while there was work a moment ago.
@@ -239,10 +241,10 @@ func (p *promoter) restBriefly(ctx context.Context, did promoted) bool {
 	p.pause = min(2*pause, moment)
 	// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before
 	// them.
-	if did.more && !p.old && !sleep(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
+	if did.more && !p.old && !nap.For(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
 		return false
 	}
-	return sleep(ctx, pause, wake)
+	return nap.For(ctx, pause, wake)
 }
 
 // anyCalls asks whether calls have been due since $1.
@@ -293,7 +295,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		p.returned, latest, p.full = returned, began, min(max(moment, 2*p.full), briefly)
 		var due bool
-		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
+		if err := p.q.store.QueryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
@@ -330,7 +332,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		return did, err
 	}
 	if did.lacks {
-		if err := putBack(ctx, p.q, p.db, rare); err != nil {
+		if err := putBack(ctx, p.q, p.db, pg.Rare); err != nil {
 			return did, err
 		}
 		did.calls++ // look again, for all calls
@@ -421,7 +423,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	if last > 0 && now-last < int64(time.Second) {
 		return 0, nil
 	}
-	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}
+	p := &promoter{q: q, db: q.store.Pool, woken: func(string) {}, again: promoteAgain}
 	used := last < 0
 	for try := 0; try < table.SettleTries; try++ {
 		did, err := p.promote(ctx)
@@ -444,12 +446,12 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 // tells. It returns the database's time, and from when on calls are left, if there may be more.
 func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
 	// The shutdown does not end this at once.
-	unbroken, cancel := outlast(ctx, 30*time.Second)
+	unbroken, cancel := pg.Outlast(ctx, 30*time.Second)
 	defer cancel()
 	if sweeping {
-		err = p.q.send(unbroken, p.db, hot, sweepMembers, nil, noRows)
+		err = p.q.store.Send(unbroken, p.db, pg.Hot, sweepMembers, nil, pg.NoRows)
 		if err == nil {
-			err = p.q.send(unbroken, p.db, hot, table.LacksRows, nil, row(&did.lacks, nil))
+			err = p.q.store.Send(unbroken, p.db, pg.Hot, table.LacksRows, nil, pg.Row(&did.lacks, nil))
 		}
 		if err != nil {
 			return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)
@@ -472,7 +474,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	var queues []string
 	answer := &nextAnswer{n: first, before: []any{&now, &due, &mine, &next, &did.families, &did.calls, &end, &did.jobs, &queues, &did.cancel}}
 	args := []any{from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds}
-	if err := p.q.send(unbroken, p.db, hot, promoteLines, args, row(answer)); err != nil {
+	if err := p.q.store.Send(unbroken, p.db, pg.Hot, promoteLines, args, pg.Row(answer)); err != nil {
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)
 	}
 	if end != nil {
@@ -502,12 +504,12 @@ const (
 // ends the time in which completions leave lanes to the promoters because a limit was lowered. It returns how
 // many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
-	unbroken, cancel := outlast(ctx, time.Minute)
+	unbroken, cancel := pg.Outlast(ctx, time.Minute)
 	defer cancel()
 	var settle bool
-	err = q.send(unbroken, db, rare, callFamilies, []any{chunkRows}, row(&n, &settle))
+	err = q.store.Send(unbroken, db, pg.Rare, callFamilies, []any{chunkRows}, pg.Row(&n, &settle))
 	if err == nil && settle {
-		err = q.send(unbroken, db, rare, settleLimits, nil, noRows)
+		err = q.store.Send(unbroken, db, pg.Rare, settleLimits, nil, pg.NoRows)
 	}
 	if err != nil {
 		return n, fmt.Errorf("onceq: promote: %w", err)

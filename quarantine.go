@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // A job that has lost a lease is in quarantine: it may have ended its process, or it only ran in the same process. A worker
@@ -93,7 +95,7 @@ func probation(left int) time.Duration {
 }
 
 // quarantineTurn is the right to start a job in quarantine. There is one for all workers of a process, whatever their schemas and
-// databases, because a process that ends takes all of them with it. Nobody keeps it for long: a claim ends after sessionLimit at
+// databases, because a process that ends takes all of them with it. Nobody keeps it for long: a claim ends after pg.SessionLimit at
 // the latest, and a claimer whose claims fail asks for no turn.
 type quarantineTurn struct {
 	mu       sync.Mutex // guards what follows; nothing is waited for under it
@@ -268,7 +270,7 @@ func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
 // send sends the claim, which the shutdown does not end at once: see claimer.sendClaims.
 func (q *quarantineClaim) send(ctx context.Context) error {
 	lease := q.c.w.lease
-	unbroken, cancel := outlast(ctx, min(lease, sessionLimit))
+	unbroken, cancel := pg.Outlast(ctx, min(lease, pg.SessionLimit))
 	defer cancel()
 	if err := q.c.maySend(unbroken, q.kinds, []*claim{&q.ask}); err != nil {
 		return err

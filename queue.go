@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/guard"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -69,7 +70,7 @@ type Config struct {
 // Queue is a handle on the tables of one schema. It is safe for concurrent use and holds little but the pool: any number of
 // Queues may exist in any number of processes.
 type Queue struct {
-	store
+	store *pg.Store
 	observer
 	enqueuing func(context.Context, []Job) (context.Context, func(error)) // Config.BeforeEnqueue
 
@@ -90,26 +91,23 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 		cfg = &Config{}
 	}
 	q := &Queue{enqueuing: cfg.BeforeEnqueue}
-	q.pool, q.schema, q.quarantine = pool, cmp.Or(cfg.Schema, "onceq"), &processTurn
+	schema := cmp.Or(cfg.Schema, "onceq")
+	q.quarantine = &processTurn
 	q.log = guard.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	q.guard = guard.New(q.log)
 	if cfg.Hook != nil {
 		q.hook = guardedHook{cfg.Hook, q.guard}
 	}
-	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
-		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", q.schema)
+	if len(schema) > 63 || !utf8.ValidString(schema) || strings.ContainsRune(schema, 0) {
+		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", schema)
 	}
 	q.pauses.reading = make(chan struct{}, 1)
-	ident := pgx.Identifier{q.schema}.Sanitize()
-	q.names = strings.NewReplacer(
-		"'onceq.", "'"+strings.ReplaceAll(ident, "'", "''")+".",
-		"onceq.", ident+".",
-	)
+	q.store = pg.New(pool, schema, means, citusParts{})
 	return q, nil
 }
 
 // Schema returns the name of the schema, unquoted.
-func (q *Queue) Schema() string { return q.schema }
+func (q *Queue) Schema() string { return q.store.Schema }
 
 // Logger writes where Config.Logger or its default does.
 func (q *Queue) Logger() *slog.Logger { return q.log }
@@ -135,34 +133,34 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 	var encoding string
 	var used, drawn int64
 	var citus, lacks bool
-	all := row(&version, &oldest, &encoding, &citus, &used, &lacks)
-	err := q.send(ctx, q.pool, forCallerRare, tables, nil, all)
+	all := pg.Row(&version, &oldest, &encoding, &citus, &used, &lacks)
+	err := q.store.Send(ctx, q.store.Pool, pg.ForCallerRare, tables, nil, all)
 	if err == nil { // the sequence comes last: an id that is in use was drawn before
-		err = q.send(ctx, q.pool, forCallerRare, readSequence, nil, row(&drawn))
+		err = q.store.Send(ctx, q.store.Pool, pg.ForCallerRare, readSequence, nil, pg.Row(&drawn))
 	}
 	if err == nil {
-		q.learn(citus)
+		q.store.Learn(citus)
 	} else if sqlstate.Of(err) == "0A000" {
 		var standby bool
-		if q.queryRow(ctx, q.pool, `select pg_is_in_recovery()`, nil, &standby) == nil && standby {
+		if q.store.QueryRow(ctx, q.store.Pool, `select pg_is_in_recovery()`, nil, &standby) == nil && standby {
 			return fmt.Errorf("onceq: the server is a standby, which accepts no writes: connect to the primary: %w", err)
 		}
 	}
 	switch {
 	case noTables(err):
-		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
+		return &SchemaError{Schema: q.store.Schema, Want: SchemaVersion}
 	case errors.Is(err, pgx.ErrNoRows):
 		return noMeta(q)
 	case err != nil:
-		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.schema, err)
+		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.store.Schema, err)
 	case version < MinSchemaVersion || oldest > SchemaVersion:
-		return &SchemaError{Schema: q.schema, Found: version, Want: SchemaVersion, Oldest: oldest}
+		return &SchemaError{Schema: q.store.Schema, Found: version, Want: SchemaVersion, Oldest: oldest}
 	case encoding != "UTF8":
 		return fmt.Errorf("onceq: the database's encoding is %s; onceq needs UTF8, so that no text fails to convert in the middle of a transaction", encoding)
 	case drawn < used:
 		return ErrIDTaken
 	case lacks:
-		return putBack(ctx, q, q.pool, forCallerRare)
+		return putBack(ctx, q, q.store.Pool, pg.ForCallerRare)
 	}
 	return nil
 }
@@ -170,11 +168,11 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 // metaLacks says that the row of meta is missing, and what puts it back.
 func metaLacks(q *Queue) (detail, advice string) {
 	detail = fmt.Sprintf("the table meta of schema %q is empty: somebody has emptied the tables, or copied them "+
-		"without data", q.schema)
+		"without data", q.store.Schema)
 	advice = fmt.Sprintf("if the tables are of version %d, put its row back as the role that ran the migrations: "+
 		"insert into %s (version) values (%[1]d); its column installation is part of each idempotency key that "+
 		"goes to a provider: if calls of unknown outcome went out from here, set it to what a backup has, or "+
-		"else call NewInstallation", SchemaVersion, q.sql("onceq.meta"))
+		"else call NewInstallation", SchemaVersion, q.store.SQL("onceq.meta"))
 	return detail, advice
 }
 
@@ -187,7 +185,7 @@ func noMeta(q *Queue) error {
 // putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from
 // then on each one locks them before it does. The row of lane_calls is looked for under the lock of all, so
 // that there is one. Calls may have gone with it, so a call of all lanes comes with the new row.
-func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by way) error {
+func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by pg.Way) error {
 	const (
 		locks = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
 		call  = `insert into onceq.lane_calls (due, slot, lane)
@@ -195,18 +193,18 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + table.Sep + `)`
 	)
 	var put int64
 	insert := func(db DB, statement string) error {
-		tag, err := db.Exec(ctx, q.sql(statement))
+		tag, err := db.Exec(ctx, q.store.SQL(statement))
 		put += tag.RowsAffected()
 		return err
 	}
-	err := atomically(ctx, pool, by, func(db DB) error {
+	err := pg.Atomically(ctx, pool, by, func(db pg.DB) error {
 		var lacks bool
 		err := insert(db, locks)
 		if err == nil {
-			err = q.queryRow(ctx, db, lockLanes, nil, nil)
+			err = q.store.QueryRow(ctx, db, lockLanes, nil, nil)
 		}
 		if err == nil {
-			err = q.queryRow(ctx, db, table.LacksRows, nil, &lacks, nil)
+			err = q.store.QueryRow(ctx, db, table.LacksRows, nil, &lacks, nil)
 		}
 		if err == nil && lacks { // it has all locks, so it is the call that it lacks
 			err = insert(db, call)
@@ -215,13 +213,13 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + table.Sep + `)`
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("onceq: putting back rows of schema %q: %w", q.schema, err)
+		return fmt.Errorf("onceq: putting back rows of schema %q: %w", q.store.Schema, err)
 	case err != nil: // it is not the error of what the caller wants to do
 		return fmt.Errorf("onceq: %s, and could not be put back: %v; a role that may write there does it with: %s; %s",
-			table.LinesLack, err, q.sql(locks), q.sql(call))
+			table.LinesLack, err, q.store.SQL(locks), q.store.SQL(call))
 	case put > 0:
 		q.log.Warn("onceq: "+table.LinesLack+"; they were put back; leave these tables out where you empty tables (testing.md)",
-			slog.String("schema", q.schema), slog.Int64("rows", put))
+			slog.String("schema", q.store.Schema), slog.Int64("rows", put))
 	}
 	return nil
 }
@@ -247,20 +245,20 @@ with held as (
 select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
      + (select count(*) from onceq.job_fences where state = ` + table.Claimed + ` and leased_until > statement_timestamp()),
        (select count(*) from onceq.waiters where idle_until > statement_timestamp()), (select count(*) from held)`
-	err = atomically(ctx, q.pool, asIs, func(db DB) error {
+	err = pg.Atomically(ctx, q.store.Pool, pg.AsIs, func(db pg.DB) error {
 		var leases, workers int
 		var b [16]byte // of a UUID of version 4
 		_, _ = rand.Read(b[:])
 		b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 		id := fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 		const renew = `update onceq.meta set installation = $1::uuid returning null`
-		switch err := q.queryRow(ctx, db, renew, []any{id}, nil); {
+		switch err := q.store.QueryRow(ctx, db, renew, []any{id}, nil); {
 		case errors.Is(err, pgx.ErrNoRows):
 			return noMeta(q)
 		case err != nil:
 			return err
 		}
-		err := q.queryRow(ctx, db, hold, nil, &leases, &workers, &held)
+		err := q.store.QueryRow(ctx, db, hold, nil, &leases, &workers, &held)
 		if err == nil && leases+workers > 0 {
 			return fmt.Errorf("%d leases have not run out and %d workers wait for jobs; stop the workers, wait for their leases to end, and call this again", leases, workers)
 		}
@@ -281,13 +279,13 @@ func (q *Queue) identify(ctx context.Context, db DB) error {
 	const read = `select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta`
 	var id string
 	var citus bool
-	switch err := q.queryRow(ctx, db, read, nil, &id, &citus); {
+	switch err := q.store.QueryRow(ctx, db, read, nil, &id, &citus); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return noMeta(q)
 	case err != nil:
-		return fmt.Errorf("onceq: reading schema %q: %w", q.schema, err)
+		return fmt.Errorf("onceq: reading schema %q: %w", q.store.Schema, err)
 	}
-	q.learn(citus)
+	q.store.Learn(citus)
 	q.installation.Store(&id)
 	return nil
 }

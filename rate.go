@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -72,7 +73,7 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 		var start, taken, back, ahead []int64
 		var waited int64 // microseconds from when the message arrived to the slots
 		began := time.Now()
-		err = q.send(ctx, db, rare, takeSlots, []any{"/" + limit, ids, claims, holders}, row(&start, &taken, &waited, &back, &ahead))
+		err = q.store.Send(ctx, db, pg.Rare, takeSlots, []any{"/" + limit, ids, claims, holders}, pg.Row(&start, &taken, &waited, &back, &ahead))
 		if err != nil {
 			return now, later, fmt.Errorf("onceq: a new slot: %w", err)
 		}
@@ -107,7 +108,7 @@ func (q *Queue) onlyOnTime(ctx context.Context, leases []*Lease) ([]*Lease, erro
 	if len(late) == 0 {
 		return leases, nil
 	}
-	start, _, err := q.reslot(ctx, q.pool, late)
+	start, _, err := q.reslot(ctx, q.store.Pool, late)
 	leases = slices.DeleteFunc(leases, func(l *Lease) bool { return slices.Contains(late, l) && !slices.Contains(start, l) })
 	if err != nil && len(leases) > 0 { // these are the caller's; the leases of the others run out
 		q.log.WarnContext(ctx, "onceq: jobs that missed their slots got no new ones, and their leases run out", slog.Int("jobs", len(late)-len(start)), slog.Any("error", err))

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -189,7 +190,7 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, keys fenceTable, looked 
 	}
 	r.report(ctx, sum)
 	if err != nil {
-		err = fmt.Errorf("onceq: reap: %w", r.q.told(err))
+		err = fmt.Errorf("onceq: reap: %w", r.q.store.Told(err))
 	}
 	return sum, keys, looked, err
 }
@@ -212,9 +213,9 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 // run runs a statement in a transaction of its own and scans its one row. A connection that the network has lost
 // does not keep the Reaper for as long as the operating system believes in it.
 func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, sessionLimit)
+	ctx, cancel := context.WithTimeout(ctx, pg.SessionLimit)
 	defer cancel()
-	return r.q.send(ctx, r.q.pool, rare, statement, args, row(dest...))
+	return r.q.store.Send(ctx, r.q.store.Pool, pg.Rare, statement, args, pg.Row(dest...))
 }
 
 // Every statement below locks what it changes in a subquery, skips what others have locked, and repeats its condition
@@ -466,14 +467,14 @@ func (r *Reaper) mend(ctx context.Context, _ *Reaped) (looked time.Duration, err
 		err = r.run(ctx, forgetMembers, []any{last[0], last[1], r.cfg.Batch}, &read, &last[0], &last[1])
 	}
 	if err == nil {
-		err = r.q.send(ctx, r.q.pool, rare, forgetStops, nil, noRows)
+		err = r.q.store.Send(ctx, r.q.store.Pool, pg.Rare, forgetStops, nil, pg.NoRows)
 	}
 	for read, after := r.cfg.Batch, ""; err == nil && read == r.cfg.Batch; {
 		var lines []string
 		var now time.Time
 		err = r.run(ctx, findIdle, []any{after, r.cfg.Batch}, &lines, &read, &after, &now)
 		if err == nil && len(lines) > 0 {
-			err = r.q.send(ctx, r.q.pool, rare, callLines, []any{lines, now}, noRows)
+			err = r.q.store.Send(ctx, r.q.store.Pool, pg.Rare, callLines, []any{lines, now}, pg.NoRows)
 		}
 	}
 	return time.Since(began), err

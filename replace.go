@@ -3,6 +3,8 @@ package onceq
 import (
 	"context"
 	"fmt"
+
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // Replace says what a job changes in the job that has its key already, if nobody has started that one: see Job.Replace.
@@ -82,7 +84,7 @@ func (s *settling) replace(ctx context.Context, db DB, places []int, read map[in
 	}
 	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths, were}
 	var delayed []bool
-	err = s.q.sendBare(ctx, db, replaceJobs, args, row(&ids, &delayed))
+	err = s.q.store.SendBare(ctx, db, replaceJobs, args, pg.Row(&ids, &delayed))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: replacing a job: %w", err)
 	}

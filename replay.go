@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -148,7 +149,7 @@ func effectOf(key string) (jobID int64, name string) {
 
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*FenceLease, error) {
 	f := &Fence{
-		q: l.q, db: forEffects{l.q.pool, l.db}, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
+		q: l.q, db: pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
 		lease: DefaultLease, lifetime: DefaultWindow.Milliseconds(),
 	}
 	for _, o := range opts {
@@ -163,7 +164,7 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 
 // claimAlone claims for perform: the claim commits on its own, whatever the database's default isolation level is.
 func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, pg.AnswerWithin)
 	defer cancel()
 	for range table.SettleTries {
 		if c, err = f.claim(ctx, f.db, true); !IsRetryable(err) {

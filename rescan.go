@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -207,7 +208,7 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 	c.send(&c.keeps, func() func() {
 		var p page
 		began := time.Now()
-		err := c.q.guarded(ctx, c.db, rescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.left, &p.ids, &p.lost)
+		err := c.q.store.Guarded(ctx, c.db, rescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.left, &p.ids, &p.lost)
 		took := time.Since(began)
 		return func() {
 			f.busy = false
@@ -227,7 +228,7 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 // makeKnown adds this worker's queues to the table.
 func (c *claimer) makeKnown(ctx context.Context) {
 	c.send(&c.keeps, func() func() {
-		err := c.q.send(ctx, c.db, hot, addQueues, []any{names(c.feeds)}, noRows)
+		err := c.q.store.Send(ctx, c.db, pg.Hot, addQueues, []any{names(c.feeds)}, pg.NoRows)
 		return func() {
 			if c.rescanWorks(ctx, c.feeds, err) {
 				c.rescans.known = time.Now()
@@ -270,7 +271,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 	args := []any{names(feeds), every.Microseconds(), c.kinds}
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
-		err := c.q.send(ctx, c.db, hot, rescanTurn, args, each(func(rows pgx.Rows) error {
+		err := c.q.store.Send(ctx, c.db, pg.Hot, rescanTurn, args, pg.Each(func(rows pgx.Rows) error {
 			var queue string
 			if err := rows.Scan(&queue); err != nil {
 				return err
@@ -307,7 +308,7 @@ func (c *claimer) glance(ctx context.Context) {
 	c.send(&c.keeps, func() func() {
 		var some []*feed
 		began := time.Now()
-		err := c.q.send(ctx, c.db, hot, rescanFirst, args, each(func(rows pgx.Rows) error {
+		err := c.q.store.Send(ctx, c.db, pg.Hot, rescanFirst, args, pg.Each(func(rows pgx.Rows) error {
 			var n int
 			if err := rows.Scan(&n); err != nil {
 				return err
@@ -373,7 +374,7 @@ func (c *claimer) rescanned(ctx context.Context, f *feed, to position, p *page) 
 // leaveTo says in which kinds of other workers there is something to do.
 func (c *claimer) leaveTo(ctx context.Context, f *feed, kinds []string) {
 	c.send(&c.keeps, func() func() {
-		err := c.q.send(ctx, c.db, hot, rescanLeft, []any{f.queue, kinds}, noRows)
+		err := c.q.store.Send(ctx, c.db, pg.Hot, rescanLeft, []any{f.queue, kinds}, pg.NoRows)
 		return func() { c.rescanWorks(ctx, []*feed{f}, err) }
 	})
 }

@@ -9,9 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // slots are where the handlers of one queue run. They count the queue's jobs that are in a slot or on their way to one: the
@@ -141,160 +139,46 @@ func (s *slots) anyWait() bool {
 	return len(s.waiting) > 0
 }
 
-// used is how many slots are in use, or have jobs claimed for them.
-func (s *slots) used() int {
+// Used is how many slots are in use, or have jobs claimed for them.
+func (s *slots) Used() int {
 	jobs := int(s.outstanding.Load())
 	return min(s.count, max((jobs+s.width-1)/s.width, int(s.busy.Load())))
 }
 
-// connections counts the pool's connections that handlers' transactions hold, for all workers of a process over one pool, whatever
-// their schemas. A claimer claims no more jobs than there are connections for: a job that was leased and then waited for a
-// connection could run in another worker instead.
-type connections struct {
-	pool *pgxpool.Pool
-	held atomic.Int32 // by handlers' transactions; the executors count
-
-	mu      sync.Mutex      // guards what follows
-	wanting int             // how many are true in queues, of which there may be thousands
-	queues  map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free
-
-	all map[*lazytx.Tx]*heldTx // handlers' transactions
-}
-
-// hold is for a transaction that has a connection, until drop.
-func (c *connections) hold(tx *lazytx.Tx, lease *Lease) {
-	c.held.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.all == nil {
-		c.all = make(map[*lazytx.Tx]*heldTx)
-	}
-	c.all[tx] = &heldTx{tx: tx, lease: lease}
-}
-
-func (c *connections) drop(tx *lazytx.Tx) {
-	c.mu.Lock()
-	delete(c.all, tx)
-	c.mu.Unlock()
-	c.held.Add(-1)
-}
-
-func (c *connections) join(s *slots) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.queues == nil {
-		c.queues = make(map[*slots]bool)
-	}
-	c.queues[s] = false
-}
-
-func (c *connections) leave(s *slots) {
-	c.mu.Lock()
-	c.want(s, false)
-	delete(c.queues, s)
-	c.mu.Unlock()
-	c.wake()
-}
-
-// wake tells the claimers of queues that have less than their share that a connection was given back.
-func (c *connections) wake() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.wanting == 0 {
-		return
-	}
-	for s, wants := range c.queues {
-		if wants {
-			s.signal()
+// reserve takes a place for one job, if a handler is free for it and no other queue waits for a connection. own are the
+// places of the caller's that are about to become free.
+func (s *slots) reserve(c *pg.Shares, own int64) bool {
+	take := func(usable int) bool {
+		for {
+			n := s.outstanding.Load()
+			if n-own >= int64(usable*s.width) {
+				return false
+			}
+			if s.outstanding.CompareAndSwap(n, n+1) {
+				return true
+			}
 		}
 	}
-}
-
-// allow says how many of its slots a queue may use now, and records whether it wants more. The caller holds mu.
-func (c *connections) allow(s *slots) int {
-	may, wants := c.may(s)
-	c.want(s, wants)
-	return may
-}
-
-// wantNone is for a queue that is paused: it keeps nobody else from a connection.
-func (c *connections) wantNone(s *slots) {
-	c.mu.Lock()
-	c.want(s, false)
-	c.mu.Unlock()
-	c.wake()
-}
-
-// want records whether a queue wants more. The caller holds mu.
-func (c *connections) want(s *slots, wants bool) {
-	switch {
-	case wants == c.queues[s]:
-		return
-	case wants:
-		c.wanting++
-	default:
-		c.wanting--
-	}
-	c.queues[s] = wants
-}
-
-// othersWant reports whether another queue has less than its share, and no connection is free. The caller holds mu.
-func (c *connections) othersWant(s *slots) bool {
-	return c.wanting > 1 || c.wanting == 1 && !c.queues[s]
-}
-
-// may says how many of its slots a queue may use now, and whether it has less than its share and gets no more. The caller
-// holds mu.
-func (c *connections) may(s *slots) (may int, wants bool) {
-	mine, total := s.used(), 0
-	for o := range c.queues {
-		total += o.used()
-	}
-	share := max(1, s.mayHold/max(1, len(c.queues)))
-	may = s.mayHold - (total - mine)
-	if c.othersWant(s) && mine >= share {
-		may = mine // others first
-	}
-	// Connections that the application itself holds are not available to handlers either. If nothing runs, one job may wait
-	// for a connection, so that jobs make progress.
-	stat := c.pool.Stat()
-	free := int(stat.MaxConns()-stat.AcquiredConns()) - max(0, total-int(c.held.Load()))
-	if total == 0 {
-		free = max(1, free)
-	}
-	may = max(0, min(may, mine+max(0, free), s.count))
-	return may, may <= mine && mine < share
-}
-
-// reserve takes a place of a queue for one job, if a handler is free for it and no other queue waits for a connection. own
-// are the places of the caller's that are about to become free.
-func (c *connections) reserve(s *slots, own int64) bool {
-	usable := s.count
 	if s.pooled {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.othersWant(s) {
-			return false
-		}
-		usable, _ = c.may(s) // what wants more is the claimer's to say: it asks again until that has ended
+		return c.Reserve(s, take)
 	}
-	for {
-		n := s.outstanding.Load()
-		if n-own >= int64(usable*s.width) {
-			return false
-		}
-		if s.outstanding.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
+	return take(s.count)
 }
+
+// How the queue shares the pool's connections: see pg.Shares.
+
+func (s *slots) Most() int { return s.count }
+
+func (s *slots) MayHold() int { return s.mayHold }
+
+func (s *slots) Rouse() { s.signal() }
 
 // poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers run or wait for one: a
 // handler that asks the pool for one more may then wait for handlers that do the same, or for ever if the application gives none back.
 type poolWatch struct {
 	q       *Queue
 	tasks   *taskSet
-	conns   *connections
+	conns   *pg.Shares
 	crowded atomic.Bool  // that is so now; the executor says so in errors
 	from    atomic.Int64 // since when, in nanoseconds since processStart
 
@@ -315,8 +199,8 @@ func (p *poolWatch) full() time.Duration {
 // look is called on every beat.
 func (p *poolWatch) look() {
 	const sayAgain = time.Minute
-	stat, now := p.q.pool.Stat(), time.Now()
-	held := p.conns.held.Load()
+	stat, now := p.q.store.Pool.Stat(), time.Now()
+	held := p.conns.Held.Load()
 	if stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != p.acquired || held == 0 && !p.tasks.run() {
 		p.acquired, p.since = stat.AcquireCount(), now
 		p.crowded.Store(false)

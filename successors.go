@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // A lane whose jobs run one after the other would need a claim for each of them. So the completion of one leases the next
@@ -52,7 +53,7 @@ select f.done, f.calls,
 // 1 if the slot of the job that completes is still in use, and else 0.
 func (x *executor) successor(o outcome, own int64) *successor {
 	l := o.lease
-	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || l.Weight > 1 || !l.slot.IsZero() || l.member || x.q.citus.Load() == citusYes {
+	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || l.Weight > 1 || !l.slot.IsZero() || l.member || x.q.store.Citus.Load() == pg.CitusYes {
 		return nil
 	}
 	s := x.slots[l.Queue]
@@ -79,7 +80,7 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 	}
 	x.ending.Lock()
 	defer x.ending.Unlock()
-	if x.stopping.Load() || !x.conns.reserve(s, own-others) {
+	if x.stopping.Load() || !s.reserve(x.conns, own-others) {
 		return nil
 	}
 	x.handling.Add(1)
@@ -123,9 +124,9 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 }
 
 // finish writes the outcome, as Queue.finish does.
-func (n *successor) finish(ctx context.Context, db DB, by way, o outcome) (stale []*Lease, left []outcome, err error) {
+func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o outcome) (stale []*Lease, left []outcome, err error) {
 	var done *int64
-	err = n.x.q.send(ctx, db, by, finishNext, n.args(o, false), row(n.completed(&done)))
+	err = n.x.q.store.Send(ctx, db, by, finishNext, n.args(o, false), pg.Row(n.completed(&done)))
 	if err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
@@ -159,7 +160,7 @@ func (n *successor) end(ok bool) (leased bool) {
 	if n.s.outstanding.Add(-1) <= n.s.low.Load() {
 		n.s.signal()
 	}
-	n.x.conns.wake()
+	n.x.conns.Wake()
 	if leased && n.calls { // otherwise there is a claim next, which tells the promoter
 		n.x.told()
 	}
@@ -182,7 +183,7 @@ func (n *successor) unheard(ctx context.Context, after *Lease) {
 	lines := []string{after.Lane, "/" + after.Limit} // the next job may be of another lane, or have no limit
 	ctx, cancel := context.WithTimeout(ctx, n.x.lease)
 	defer cancel()
-	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{lines, n.holder}, noRows); err != nil {
+	if err := n.x.q.store.Send(ctx, n.x.db, pg.Hot, giveBackNext, []any{lines, n.holder}, pg.NoRows); err != nil {
 		n.x.q.log.WarnContext(ctx, "onceq: a completion's answer was lost, and it is not known whether it leased the next job of its lane; that lease runs out",
 			slog.String("lane", after.Lane), slog.Any("error", err))
 	}
@@ -206,10 +207,10 @@ func (p *promoter) settle(ctx context.Context) {
 	for len(p.doubts) > 0 && time.Since(p.settled) > time.Second {
 		n := p.doubts[0]
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(n.x.lease, 5*time.Second))
-		err := p.q.send(ctx, p.db, brief, lockLanes, nil, noRows)
+		err := p.q.store.Send(ctx, p.db, pg.Brief, lockLanes, nil, pg.NoRows)
 		if err == nil {
 			age := time.Since(n.began) + time.Second // the database's clock may be a little faster
-			err = p.q.send(ctx, p.db, hot, giveBackFirst, []any{n.queue, age.Microseconds(), n.holder}, noRows)
+			err = p.q.store.Send(ctx, p.db, pg.Hot, giveBackFirst, []any{n.queue, age.Microseconds(), n.holder}, pg.NoRows)
 		}
 		cancel()
 		switch {

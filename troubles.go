@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
@@ -143,7 +144,7 @@ func (s *troubles) list(which func(troubleKey) bool) []bridge.Trouble {
 // adviceFor says what to do about an error of background work.
 func adviceFor(err error) string {
 	switch state := sqlstate.Of(err); {
-	case errors.Is(err, errSilent):
+	case errors.Is(err, pg.ErrSilent):
 		return "the work goes on by itself, over new connections; if it happens again, look for what drops connections between this process and the server: a NAT or a firewall that forgets them, a fail-over"
 	case state == "25006":
 		return "the server accepts no writes: connect to the primary instead of a standby"

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // This file is what the transaction of HandleTx and HandleBatch does to jobs. Package lazytx opens it with the handler's
@@ -63,25 +64,25 @@ select coalesce((select pg_catalog.xideq(xmax, pg_catalog.xid($1::text::xid8)) f
 // newHandlerTx returns a transaction that is not open yet, and acquires the connection for it.
 func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*lazytx.Tx, error) {
 	q, first := x.q, leases[0]
-	begin := beginOwn
+	begin := pg.BeginOwn
 	if h.serializable {
 		begin = "begin isolation level serializable read write"
 	}
 	return lazytx.New(ctx, lazytx.Config{
-		Pool:  q.pool,
+		Pool:  q.store.Pool,
 		Begin: begin,
 		Open: func(idle string, id *string) []lazytx.Statement {
 			answer := func(row [][]byte) { *id = string(row[len(row)-1]) }
 			var all []lazytx.Statement
-			if q.citus.Load() == citusYes {
+			if q.store.Citus.Load() == pg.CitusYes {
 				all = append(all, lazytx.Statement{SQL: openApart, Args: []any{idle}, Raw: answer})
 				idle, answer = "", nil
 			}
 			if len(leases) == 1 {
-				return append(all, lazytx.Statement{SQL: q.sql(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Raw: answer})
+				return append(all, lazytx.Statement{SQL: q.store.SQL(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Raw: answer})
 			}
 			ids, claims, holders := guards(leases)
-			return append(all, lazytx.Statement{SQL: keepPlans}, lazytx.Statement{SQL: q.sql(lockJobs), Args: []any{idle, ids, claims, holders}, Raw: answer}, lazytx.Statement{SQL: restorePlans})
+			return append(all, lazytx.Statement{SQL: pg.KeepPlans}, lazytx.Statement{SQL: q.store.SQL(lockJobs), Args: []any{idle, ids, claims, holders}, Raw: answer}, lazytx.Statement{SQL: pg.RestorePlans})
 		},
 		Refused: func(err error) error {
 			switch {
@@ -95,10 +96,10 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		Committed: func(ctx context.Context, id string, ended bool) (committed bool, err error) {
 			switch {
 			case ended:
-				err = q.guarded(ctx, x.db, committedTx, []any{id}, &committed)
-			case q.citus.Load() != citusYes:
+				err = q.store.Guarded(ctx, x.db, committedTx, []any{id}, &committed)
+			case q.store.Citus.Load() != pg.CitusYes:
 				var same bool
-				err = q.guarded(ctx, x.db, committedLock, []any{id, first.ID}, &same, nil, &committed)
+				err = q.store.Guarded(ctx, x.db, committedLock, []any{id, first.ID}, &same, nil, &committed)
 				committed = committed && same
 			}
 			return committed, err
@@ -164,11 +165,11 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 // ending are the statements that end a handler's transaction, before its commit. same gets the row that says
 // whether it is still the transaction that was opened.
 func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
-	own, citus := tx.Open(), q.citus.Load() == citusYes
+	own, citus := tx.Open(), q.store.Citus.Load() == pg.CitusYes
 	if statement == completeJobs || statement == retryJobs { // functions bring their own settings
-		plans := hotPlans
+		plans := pg.HotPlans
 		if citus {
-			plans = guardPlans
+			plans = pg.GuardPlans
 		}
 		all = append(all, lazytx.Statement{SQL: plans})
 	}
@@ -180,18 +181,18 @@ func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row [
 	case own && alone != "" && !citus:
 		last = lazytx.Statement{SQL: alone, Args: append(args, tx.ID()), Raw: same}
 	case own:
-		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Raw: same})
+		all = append(all, lazytx.Statement{SQL: q.store.SQL(checkTx), Args: []any{tx.ID(), first.ID}, Raw: same})
 	}
 	if next != nil {
 		last.Row = []any{next.completed(new(*int64))}
 	}
-	last.SQL = q.sql(last.SQL)
+	last.SQL = q.store.SQL(last.SQL)
 	all = append(all, last)
 	if members != nil {
 		if citus {
 			members.SQL = onNode(members.SQL)
 		}
-		members.SQL = q.sql(members.SQL)
+		members.SQL = q.store.SQL(members.SQL)
 		all = append(all, *members)
 	}
 	return all

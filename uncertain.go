@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -132,7 +133,7 @@ func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) err
 	}
 	var token int64
 	args := []any{int16(f.class), f.scope, f.key, r.token}
-	err := f.q.send(ctx, db, forCaller, keepDoubt, args, row(&token))
+	err := f.q.store.Send(ctx, db, pg.ForCaller, keepDoubt, args, pg.Row(&token))
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
 		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
 	}
@@ -251,7 +252,7 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	}
 	var settled bool
 	args := []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}
-	err = f.q.send(ctx, db, forCaller, resolveFence, args, row(&settled))
+	err = f.q.store.Send(ctx, db, pg.ForCaller, resolveFence, args, pg.Row(&settled))
 	switch {
 	case err != nil:
 		return fmt.Errorf("onceq: resolving %s: %w", f, err)
@@ -326,8 +327,8 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 	h.mu.Lock()
 	looked := h.until[id]
 	h.mu.Unlock()
-	r, err := q.redriveBy(ctx, db, brief, []int64{id}, []int16{int16(StateHeld)}, map[int64]bool{})
-	if lockedOut(err) || err == nil && len(r.Held) > 0 {
+	r, err := q.redriveBy(ctx, db, pg.Brief, []int64{id}, []int16{int16(StateHeld)}, map[int64]bool{})
+	if pg.LockedOut(err) || err == nil && len(r.Held) > 0 {
 		return nil
 	}
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq/internal/listing"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 
 	"github.com/onceq/onceq/internal/jsonb"
@@ -252,9 +253,9 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 		"lively":    func(c *claimer, _ *feed) { c.announcement.lively = true },
 		"backed":    func(c *claimer, _ *feed) { c.announcement.backed = true },
 	} {
-		c := newClaimer(w, 1, quick{}, nil)
+		c := newClaimer(w, 1, pg.Quick{}, nil)
 		c.listener = &listener{q: w.q}
-		c.listener.confirmed.Store(true)
+		c.listener.Confirmed.Store(true)
 		f, now := c.byName[DefaultQueue], time.Now()
 		claimed := func(how look) {
 			f.again, f.lookAt, c.looks.soon, f.found = time.Time{}, time.Time{}, nil, now.Add(-time.Hour)
@@ -344,7 +345,7 @@ func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
 func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
 	t.Parallel()
 	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1), laned: true}
-	p.listener.confirmed.Store(true)
+	p.listener.Confirmed.Store(true)
 	p.listener.waits.Store(true)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -360,7 +361,7 @@ func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	t.Parallel()
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	c.listener = &listener{q: w.q}
 	rest := func(took time.Duration) time.Duration {
 		c.announcement.written = time.Now().Add(-took)
@@ -432,7 +433,7 @@ func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
 	nothing := func(context.Context, *Lease, int) error { return nil }
 	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: []string{"other"}}, Kind[int]{Name: "k"}.Handle(nothing), Kind[int]{Name: "l"}.Handle(nothing))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, &executor{q: w.q})
+	c := newClaimer(w, 1, pg.Quick{}, &executor{q: w.q})
 	c.listener = &listener{q: w.q}
 	f, other := c.byName[DefaultQueue], c.byName["other"]
 	obey := func(what, name []string) (anew, otherAnew bool) {
@@ -556,7 +557,7 @@ func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 func TestOutlast(t *testing.T) {
 	t.Parallel()
 	run, shutDown := context.WithCancel(t.Context())
-	ctx, cancel := outlast(run, time.Hour)
+	ctx, cancel := pg.Outlast(run, time.Hour)
 	defer cancel()
 	shutDown()
 	select {
@@ -570,7 +571,7 @@ func TestOutlast(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 
-	ctx, cancel = outlast(context.Background(), time.Millisecond)
+	ctx, cancel = pg.Outlast(context.Background(), time.Millisecond)
 	defer cancel()
 	<-ctx.Done()
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
@@ -583,7 +584,7 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 	k := Kind[int]{Name: "k"}
 	w, err := NewWorker(q, WorkerConfig{Also: []string{"a", "b"}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	c.listener, c.promoter = &listener{q: q}, &promoter{}
 	now := time.Now()
 	announce := func(feeds ...*feed) bool {
@@ -625,7 +626,7 @@ func TestClaimer_RestsWhileNothingCanBeAnnounced(t *testing.T) {
 	k := Kind[int]{Name: "k"}
 	w, err := NewWorker(q, WorkerConfig{}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	c.listener, c.promoter = &listener{q: q}, &promoter{}
 	now := time.Now()
 	c.rescans.known, c.looks.at = now, now.Add(time.Second)
@@ -650,7 +651,7 @@ func TestRescans_RoomOfAFeed(t *testing.T) {
 	k := Kind[int]{Name: "k"}
 	w, err := NewWorker(q, WorkerConfig{Queues: map[string]QueueConfig{DefaultQueue: {Concurrency: 4}}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	f := c.feeds[0]
 	s := f.slots
 	require.True(t, f.hasRoom())
@@ -775,7 +776,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -988,7 +989,7 @@ func BenchmarkFinish(b *testing.B) {
 		for i, l := range leases {
 			outcomes[i] = outcome{lease: l, state: StateCompleted}
 		}
-		if _, _, err := q.finish(b.Context(), deadDB{}, hot, outcomes); !errors.Is(err, errDeadDB) {
+		if _, _, err := q.finish(b.Context(), deadDB{}, pg.Hot, outcomes); !errors.Is(err, errDeadDB) {
 			b.Fatal(err)
 		}
 	}
@@ -1080,7 +1081,7 @@ func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
 func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	f := c.feeds[0]
 	f.quarantine.saw([]lostJob{{1, 1}, {2, 2}})
 	f.busy = true
@@ -1106,37 +1107,38 @@ func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?pool_max_conns=8")
 	require.NoError(t, err)
 	defer pool.Close()
-	c := &connections{pool: pool}
+	c := &pg.Shares{Pool: pool}
 	queue := func() *slots { return &slots{count: 6, width: 1, pooled: true, mayHold: 6, signal: func() {}} }
 	lane, other := queue(), queue()
-	c.join(lane)
-	c.join(other)
+	c.Join(lane)
+	c.Join(other)
 	lane.outstanding.Store(1)
 	other.outstanding.Store(5)
-	require.True(t, c.reserve(lane, 1))
+	require.True(t, lane.reserve(c, 1))
 	lane.outstanding.Add(-1)
 	other.outstanding.Store(4)
-	require.Equal(t, 5, c.allow(other))
+	require.Equal(t, 5, c.Allow(other))
 
 	lane.outstanding.Store(6)
 	other.outstanding.Store(0)
-	require.Zero(t, c.allow(other))
-	require.False(t, c.reserve(lane, 1), "the other queue waits for a connection")
-	c.wantNone(other)
-	require.True(t, c.reserve(lane, 1), "it is paused")
+	require.Zero(t, c.Allow(other))
+	require.False(t, lane.reserve(c, 1), "the other queue waits for a connection")
+	c.WantNone(other)
+	require.True(t, lane.reserve(c, 1), "it is paused")
 	lane.outstanding.Add(-1)
-	require.Zero(t, c.allow(other))
-	require.False(t, c.reserve(lane, 1))
-	c.leave(other)
-	require.True(t, c.reserve(lane, 1))
-	require.False(t, c.reserve(lane, 1), "only one of the places that become free is the caller's")
+	require.Zero(t, c.Allow(other))
+	require.False(t, lane.reserve(c, 1))
+	c.Leave(other)
+	require.True(t, lane.reserve(c, 1))
+	require.False(t, lane.reserve(c, 1), "only one of the places that become free is the caller's")
 }
 
 // Everybody locks rows in the order of their ids, on a machine whose ints are short too (GOARCH=386).
 func TestFinish_SortsByID(t *testing.T) {
 	t.Parallel()
 	batch := []outcome{{lease: &Lease{ID: 2 + 1<<32}}, {lease: &Lease{ID: 3}}, {lease: &Lease{ID: 1 + 3<<31}}}
-	_, _, err := (&Queue{store: store{schema: "onceq"}}).finish(t.Context(), nil, hot, batch)
+	q := &Queue{store: pg.New(nil, "onceq", means, citusParts{})}
+	_, _, err := q.finish(t.Context(), nil, pg.Hot, batch)
 	require.ErrorIs(t, err, errNoDB)
 	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) }))
 }
@@ -1249,7 +1251,7 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 	t.Parallel()
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	c.looks.fresh.took = time.Minute
 	now := time.Now()
 	look := &newLook{began: now, done: true}
@@ -1265,7 +1267,7 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 	t.Parallel()
 	p := new(pauses)
-	require.Equal(t, readPauses, p.along().statement)
+	require.Equal(t, readPauses, p.along().Statement)
 	p.take(time.Now().Add(time.Hour), nil, nil) // the process may stand still
 	require.Nil(t, p.along())
 	p.take(time.Now().Add(-pausesKnown), nil, nil)
@@ -1277,7 +1279,7 @@ func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 	t.Parallel()
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	now := time.Now()
 	rest := func(took time.Duration, queues ...string) time.Duration {
 		c.looks.fresh.took = took
@@ -1301,12 +1303,12 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	t.Parallel()
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	took := livelyLook
 	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
 	require.True(t, c.looksAtNew())
 	require.Equal(t, aTwentieth*took, c.lookInterval())
-	c.q.citus.Store(citusYes)
+	c.q.store.Citus.Store(pg.CitusYes)
 	require.False(t, c.looksAtNew())
 	require.Equal(t, aFifth*took, c.lookInterval())
 }
@@ -1318,9 +1320,9 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	for _, many := range []bool{false, true} {
-		c := newClaimer(w, 1, quick{}, nil)
+		c := newClaimer(w, 1, pg.Quick{}, nil)
 		c.listener = &listener{}
-		c.listener.confirmed.Store(true)
+		c.listener.Confirmed.Store(true)
 		a, f, now := &c.announcement, c.feeds[0], time.Now()
 		a.many, a.written = many, now.Add(-time.Second)
 		c.settle(f, now)
@@ -1358,9 +1360,9 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	}
 	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: also}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, nil)
+	c := newClaimer(w, 1, pg.Quick{}, nil)
 	c.listener = &listener{q: w.q}
-	c.listener.confirmed.Store(true)
+	c.listener.Confirmed.Store(true)
 	c.looks.each = [2]time.Duration{5 * time.Microsecond, 5 * time.Microsecond} // 25 ms
 	c.looks.took = [2]time.Duration{time.Millisecond, time.Millisecond}
 	require.Equal(t, 3*pollListening, c.lookInterval())
@@ -1377,7 +1379,7 @@ func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testi
 	t.Parallel()
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, benchPlain.Handle(func(context.Context, *Lease, benchPayload) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, &executor{conns: new(connections)})
+	c := newClaimer(w, 1, pg.Quick{}, &executor{conns: new(pg.Shares)})
 	c.listener = newListener(w, 1, nil, nil)
 	now := time.Now()
 	c.obey(&paused{at: now.Add(-time.Minute), queues: map[string]bool{DefaultQueue: true}})

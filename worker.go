@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // WorkerConfig configures a Worker. With the zero value a Worker works the queues of its handlers' kinds.
@@ -125,7 +126,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	if q == nil {
 		return nil, errors.New("onceq: NewWorker needs a queue")
 	}
-	pool := q.pool.Config()
+	pool := q.store.Pool.Config()
 	w := &Worker{
 		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
 		lease: cmp.Or(cfg.Lease, DefaultLease), poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, defaultShutdown),
@@ -286,11 +287,11 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	w.q.pauses.forget() // what was paused before now counts
 	err := w.q.Check(ctx)
 	if err == nil {
-		err = w.q.identify(ctx, w.q.pool)
+		err = w.q.identify(ctx, w.q.store.Pool)
 	}
-	var own *ownConns
+	var own *pg.Conns
 	if err == nil {
-		own, err = connect(ctx, w.q.pool)
+		own, err = pg.Connect(ctx, w.q.store.Pool)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil && limit < 0:
@@ -302,46 +303,6 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	w.now.Store(r)
 	failed, left := r.work(ctx, limit)
 	w.now.Store(nil)
-	own.disconnect(left == nil)
+	own.Disconnect(left == nil)
 	return errors.Join(failed, left)
-}
-
-// outlast returns a context for what should not end in its midst because ctx ends: it lasts for limit, and after the end of ctx
-// for as long as a cancelled handler has.
-func outlast(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	stop := context.AfterFunc(ctx, func() {
-		within(unbroken.Done(), endWithin)
-		cancel()
-	})
-	return unbroken, func() { stop(); cancel() }
-}
-
-func within(done <-chan struct{}, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		select {
-		case <-done:
-			return true
-		default:
-			return false
-		}
-	}
-}
-
-// sleep waits for d, or until wake or ctx; it returns false if ctx has ended.
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-wake:
-	case <-ctx.Done():
-		return false
-	}
-	return true
 }

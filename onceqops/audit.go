@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // Action is a line of the audit trail: what a person decided about jobs, or asked for. The calls that do such things do not
@@ -45,7 +46,7 @@ returning id`
 		return 0, invalid("Action", "needs Who and What")
 	}
 	args := []any{a.Who, a.What, a.JobID, a.About, a.Why, a.Outcome}
-	if err := root.SendBare(ctx, q.q, db, insert, args, row(&id)); err != nil {
+	if err := q.store.SendBare(ctx, db, insert, args, pg.Row(&id)); err != nil {
 		return 0, fmt.Errorf("onceq: recording an action: %w", err)
 	}
 	return id, nil
@@ -67,7 +68,7 @@ select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.ac
 		return nil, err
 	}
 	args := []any{cmp.Or(filter.After, math.MaxInt64), filter.Limit, filter.JobID}
-	return readAll(ctx, q, db, reading, "actions", page, args, func(a *Action, rows pgx.Rows) error {
+	return readAll(ctx, q, db, pg.Reading, "actions", page, args, func(a *Action, rows pgx.Rows) error {
 		return rows.Scan(&a.ID, &a.At, &a.Who, &a.What, &a.JobID, &a.About, &a.Why, &a.Outcome)
 	})
 }

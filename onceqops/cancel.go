@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -49,7 +50,7 @@ func (q *Ops) Retry(ctx context.Context, db onceq.DB, id int64) (onceq.State, er
 }
 
 func (q *Ops) hurry(ctx context.Context, db onceq.DB, ids []int64) (n int, err error) {
-	if err = q.send(ctx, db, forCaller, table.HurryJobs, []any{ids}, row(&n)); err != nil {
+	if err = q.store.Send(ctx, db, pg.ForCaller, table.HurryJobs, []any{ids}, pg.Row(&n)); err != nil {
 		return 0, fmt.Errorf("onceq: retry: %w", err)
 	}
 	return n, nil

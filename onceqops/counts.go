@@ -10,6 +10,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -135,7 +136,7 @@ func (q *Ops) Counts(ctx context.Context, db onceq.DB, filter CountFilter) ([]Co
 	delay := (table.CountsDelay + table.CountsDelay/2).Microseconds()
 	var all []Counts
 	args := []any{filter.Queue, filter.Kind, filter.ByKind, delay, filter.Minutes, filter.Step}
-	err := q.send(ctx, db, reading, readCounts, args, each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.Reading, readCounts, args, pg.Each(func(rows pgx.Rows) error {
 		var from time.Time
 		var queue, kind string
 		var at int

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -23,9 +23,9 @@ func (q *Ops) Resolve(ctx context.Context, db onceq.DB, jobID int64, name string
 	if err := checkText("name", name); err != nil {
 		return err
 	}
-	return root.Atomically(ctx, db, bridge.AsIs, func(db onceq.DB) error {
+	return pg.Atomically(ctx, db, pg.AsIs, func(db pg.DB) error {
 		var past []int64
-		if err := q.queryRow(ctx, db, lockPast, []any{[]int64{jobID}}, &past, nil); err != nil {
+		if err := q.store.QueryRow(ctx, db, lockPast, []any{[]int64{jobID}}, &past, nil); err != nil {
 			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
 		}
 		var state onceq.State
@@ -82,9 +82,9 @@ func (q *Ops) ResolveMany(ctx context.Context, db onceq.DB, filter Filter, name 
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
 		var n int
 		var again []int64
-		err := root.Atomically(ctx, db, bridge.ForCallerRare, func(db onceq.DB) error {
+		err := pg.Atomically(ctx, db, pg.ForCallerRare, func(db pg.DB) error {
 			var held []int64
-			if err := q.queryRow(ctx, db, table.ResolveEffects, []any{ids, past, state, raw, name}, &n, &held); err != nil {
+			if err := q.store.QueryRow(ctx, db, table.ResolveEffects, []any{ids, past, state, raw, name}, &n, &held); err != nil {
 				return fmt.Errorf("onceq: resolve: %w", err)
 			}
 			r, err := q.redrive(ctx, db, held, []onceq.State{onceq.StateHeld}, map[int64]bool{})
@@ -167,7 +167,7 @@ func (q *Ops) Effects(ctx context.Context, db onceq.DB, jobID int64, filter ...F
 	}
 	f, prefix := orNone(filter), strconv.FormatInt(jobID, 10)
 	args := []any{jobID, f.WithoutPayloads, prefix + "/", prefix + "0", max(f.Limit, 0)} // '0' follows '/'
-	return readAll(ctx, q, db, asIs, "effects of job "+prefix, readEffects, args,
+	return readAll(ctx, q, db, pg.AsIs, "effects of job "+prefix, readEffects, args,
 		func(e *EffectInfo, rows pgx.Rows) error { return e.scan(q, rows) })
 }
 
@@ -212,7 +212,7 @@ func (q *Ops) Doubts(ctx context.Context, db onceq.DB,
 		ids, byID[j.ID] = append(ids, j.ID), j
 	}
 	args := []any{ids, filter.WithoutPayloads}
-	doubts, err = readAll(ctx, q, db, reading, "doubts", readDoubts, args, func(d *Doubt, rows pgx.Rows) error {
+	doubts, err = readAll(ctx, q, db, pg.Reading, "doubts", readDoubts, args, func(d *Doubt, rows pgx.Rows) error {
 		err := d.Effect.scan(q, rows)
 		d.Job = byID[d.Effect.job]
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -125,7 +126,7 @@ func (q *Ops) whyNot(ctx context.Context, db onceq.DB, id int64, old time.Durati
 		e := Explanation{Job: onceq.JobInfo{ID: id}}
 		known, err := q.job(ctx, db, id, false, nil, nil)
 		if e.At = known.At; errors.Is(err, pgx.ErrNoRows) {
-			if err := q.queryRow(ctx, db, table.AskTime, nil, &e.At); err != nil {
+			if err := q.store.QueryRow(ctx, db, table.AskTime, nil, &e.At); err != nil {
 				return e, fmt.Errorf("onceq: explain: %w", err)
 			}
 			e.add(Reason{
@@ -268,7 +269,7 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
  where l.pid is distinct from pg_backend_pid()
    and (a.xact_start <= statement_timestamp() - $2::bigint::float8 * interval '1 microsecond') is not false
  order by j.id limit 1`
-	switch citus, err := x.q.onCitus(ctx, x.db); {
+	switch citus, err := x.q.store.OnCitus(ctx, x.db); {
 	case err != nil:
 		return r, false, fmt.Errorf("onceq: explain: %w", err)
 	case citus:
@@ -279,7 +280,7 @@ select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, 
 	var user, app, state string
 	var since *time.Time
 	var own bool
-	switch err := x.q.queryRow(ctx, x.db, read, []any{ids, age.Microseconds()}, &id, &pid, &user, &app, &state, &since, &own); {
+	switch err := x.q.store.QueryRow(ctx, x.db, read, []any{ids, age.Microseconds()}, &id, &pid, &user, &app, &state, &since, &own); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r, false, nil
 	case err != nil:
@@ -434,7 +435,7 @@ func (x *explaining) elsewhere(ctx context.Context, able []WorkerInfo) (running 
 		return 0, nil
 	}
 	args := []any{slices.Collect(maps.Keys(others)), ids, StatsCap}
-	if err := x.q.send(ctx, x.db, reading, readElsewhere, args, row(&running)); err != nil {
+	if err := x.q.store.Send(ctx, x.db, pg.Reading, readElsewhere, args, pg.Row(&running)); err != nil {
 		return 0, fmt.Errorf("onceq: explain: %w", err)
 	}
 	return running, nil
@@ -458,7 +459,7 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 		x.lock = &lock
 	}
 	var lacks bool
-	if err = x.q.queryRow(ctx, x.db, table.LacksRows, nil, &lacks, nil); err != nil {
+	if err = x.q.store.QueryRow(ctx, x.db, table.LacksRows, nil, &lacks, nil); err != nil {
 		return false, fmt.Errorf("onceq: explain: %w", err)
 	}
 	if lacks {
@@ -748,13 +749,13 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 		ids, slots = append(ids, w.ID>>32), slots+w.Queues[j.Queue]
 	}
 	lockers := []string{}
-	citus, err := x.q.onCitus(ctx, x.db)
+	citus, err := x.q.store.OnCitus(ctx, x.db)
 	if err == nil && !citus {
-		err = x.q.queryRow(ctx, x.db, readLockers, nil, &lockers)
+		err = x.q.store.QueryRow(ctx, x.db, readLockers, nil, &lockers)
 	}
 	if err == nil {
 		args := []any{j.Queue, ids, int16(j.Priority), j.RunAt, j.ID, kinds, StatsCap, lockers}
-		err = x.q.send(ctx, x.db, reading, readCrowd, args, row(&running, &before))
+		err = x.q.store.Send(ctx, x.db, pg.Reading, readCrowd, args, pg.Row(&running, &before))
 	}
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)

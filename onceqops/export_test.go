@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // This is what the tests of package onceqops_test may use of the unexported code.
@@ -40,7 +41,7 @@ var (
 // PlanOf gives the plan of a statement, which runs as those that read do.
 func (q *Ops) PlanOf(ctx context.Context, db onceq.DB, statement string, args ...any) (plan any, err error) {
 	var raw string
-	err = q.send(ctx, db, reading, "explain (analyze, buffers, timing off, format json) "+statement, args, row(&raw))
+	err = q.store.Send(ctx, db, pg.Reading, "explain (analyze, buffers, timing off, format json) "+statement, args, pg.Row(&raw))
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &plan)
 	}

@@ -25,10 +25,10 @@ func (x *examination) queues(ctx context.Context) error {
 			return err
 		}
 	}
-	if x.workers, err = x.q.Workers(ctx, x.q.pool); err != nil {
+	if x.workers, err = x.q.Workers(ctx, x.q.store.Pool); err != nil {
 		return err
 	}
-	pauses, err := x.q.Pauses(ctx, x.q.pool)
+	pauses, err := x.q.Pauses(ctx, x.q.store.Pool)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (x *examination) queues(ctx context.Context) error {
 
 // drains reads how many jobs of each queue have ended in the last minutes.
 func (x *examination) drains(ctx context.Context) error {
-	counts, err := x.q.Counts(ctx, x.q.pool, CountFilter{Minutes: drainedIn})
+	counts, err := x.q.Counts(ctx, x.q.store.Pool, CountFilter{Minutes: drainedIn})
 	x.drained = make(map[string]int)
 	for _, c := range counts {
 		all := c.Last(drainedIn)
@@ -107,7 +107,7 @@ select count(*)
 
 // inTransactions counts the jobs of a queue that run, although nobody has extended their leases.
 func (x *examination) inTransactions(ctx context.Context, queue string) (n int, err error) {
-	if citus, err := x.q.onCitus(ctx, x.q.pool); err != nil || citus {
+	if citus, err := x.q.store.OnCitus(ctx, x.q.store.Pool); err != nil || citus {
 		return 0, err
 	}
 	return n, x.each(ctx, readInTransactions, []any{queue, headSize}, func(rows pgx.Rows) error { return rows.Scan(&n) })

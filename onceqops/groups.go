@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -100,7 +101,7 @@ func (x *explaining) after(ctx context.Context) error {
 // GroupsOf returns the ids of the groups that a job is a member of, which are the ids of the jobs that wait for it, or did: at
 // most 100, the oldest first.
 func (q *Ops) GroupsOf(ctx context.Context, db onceq.DB, id int64) (groups []int64, err error) {
-	if err = q.send(ctx, db, reading, readFollowers, []any{[]int64{id}}, row(nil, nil, &groups)); err != nil {
+	if err = q.store.Send(ctx, db, pg.Reading, readFollowers, []any{[]int64{id}}, pg.Row(nil, nil, &groups)); err != nil {
 		return nil, fmt.Errorf("onceq: groups of job %d: %w", id, err)
 	}
 	return groups[:min(len(groups), 100)], nil

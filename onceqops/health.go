@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -177,8 +177,9 @@ func (x *examination) ago(d time.Duration) time.Time {
 }
 
 func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
-	by := way{How: bridge.Reading, Clock: &x.now}
-	if err := x.q.send(ctx, x.q.pool, by, statement, args, each(scan)); err != nil {
+	by := pg.Reading
+	by.Clock = &x.now
+	if err := x.q.store.Send(ctx, x.q.store.Pool, by, statement, args, pg.Each(scan)); err != nil {
 		return fmt.Errorf("onceq: health: %w", err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -60,7 +61,7 @@ func (q *Ops) Keys(ctx context.Context, db onceq.DB, scope, key string, filter .
 		return nil, err
 	}
 	args := []any{scope, key, maxKeys, orNone(filter).WithoutPayloads}
-	return readAll(ctx, q, db, reading, "keys", readKeys, args, func(i *KeyInfo, rows pgx.Rows) error {
+	return readAll(ctx, q, db, pg.Reading, "keys", readKeys, args, func(i *KeyInfo, rows pgx.Rows) error {
 		i.Key = key
 		return i.scan(q, rows)
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -63,7 +64,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	var stops, next []int64
 	var p holders
 	args := []any{j.Lane, j.ID, StatsCap, int16(j.Priority), j.RunAt}
-	if err := x.q.send(ctx, x.db, reading, readLane, args, row(append([]any{&r.Slots, &live, &stops, &next, &r.Before}, p.dest()...)...)); err != nil {
+	if err := x.q.store.Send(ctx, x.db, pg.Reading, readLane, args, pg.Row(append([]any{&r.Slots, &live, &stops, &next, &r.Before}, p.dest()...)...)); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	r.Ahead = p.ids
@@ -183,7 +184,7 @@ func (q *Ops) Lanes(ctx context.Context, db onceq.DB, f LaneFilter) ([]LaneInfo,
 		prefix = f.Family + "/"
 	}
 	args := []any{f.After, prefix, f.Limit, StatsCap}
-	return readAll(ctx, q, db, reading, "lanes", readLanes, args, func(l *LaneInfo, rows pgx.Rows) error {
+	return readAll(ctx, q, db, pg.Reading, "lanes", readLanes, args, func(l *LaneInfo, rows pgx.Rows) error {
 		var oldest int64
 		err := rows.Scan(&l.Lane, &l.Limit, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &l.StoppedBy)
 		l.Oldest = time.Duration(oldest) * time.Microsecond

@@ -8,26 +8,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // library is what this package needs of the package onceq and what that does not export.
 type library interface {
-	// How statements are sent. Onceq's own settings for the planner are not for a transaction of the
-	// caller's, nor is another transaction.
-	Pool(q *onceq.Queue) *pgxpool.Pool
-	Send(ctx context.Context, q *onceq.Queue, db onceq.DB, by bridge.Way, statement string, args []any,
-		read func(pgx.Rows) error) error
-	SendBare(ctx context.Context, q *onceq.Queue, db onceq.DB, statement string, args []any,
-		read func(pgx.Rows) error) error
-	Atomically(ctx context.Context, db onceq.DB, how bridge.How, fn func(onceq.DB) error) error
-	Outside(db onceq.DB) bool // of a transaction of the caller's, certainly
-	OnCitus(ctx context.Context, q *onceq.Queue, db onceq.DB) (bool, error)
-	Row(dest ...any) func(pgx.Rows) error
-	Each(scan func(pgx.Rows) error) func(pgx.Rows) error
+	Store(q *onceq.Queue) *pg.Store
 
 	// What is refused. Each gives an *onceq.InvalidError.
 	CheckText(field, text string) error
@@ -73,29 +62,10 @@ type library interface {
 var root = bridge.Root.(library)
 
 var (
-	row, each            = root.Row, root.Each
 	checkText, checkName = root.CheckText, root.CheckName
 	laneName, limitLine  = root.LaneName, root.LimitLine
 	storedTime           = root.StoredTime
 )
-
-type way = bridge.Way
-
-var reading, forCaller, asIs = way{How: bridge.Reading}, way{How: bridge.ForCaller}, way{How: bridge.AsIs}
-
-func (q *Ops) send(ctx context.Context, db onceq.DB, by way, statement string, args []any,
-	read func(pgx.Rows) error) error {
-	return root.Send(ctx, q.q, db, by, statement, args, read)
-}
-
-// queryRow sends a statement as it is and scans its one row. No row is pgx.ErrNoRows.
-func (q *Ops) queryRow(ctx context.Context, db onceq.DB, statement string, args []any, dest ...any) error {
-	return q.send(ctx, db, asIs, statement, args, row(dest...))
-}
-
-func (q *Ops) onCitus(ctx context.Context, db onceq.DB) (bool, error) {
-	return root.OnCitus(ctx, q.q, db)
-}
 
 func (q *Ops) identify(ctx context.Context, db onceq.DB) error { return root.Identify(ctx, q.q, db) }
 
@@ -142,8 +112,8 @@ func pageSize(field string, n *int, usual int) error {
 }
 
 // readAll reads all rows of a statement, each with scan. what is what an error says was read.
-func readAll[T any](ctx context.Context, q *Ops, db onceq.DB, by way, what, statement string, args []any, scan func(*T, pgx.Rows) error) (all []T, err error) {
-	err = q.send(ctx, db, by, statement, args, each(func(rows pgx.Rows) error {
+func readAll[T any](ctx context.Context, q *Ops, db onceq.DB, by pg.Way, what, statement string, args []any, scan func(*T, pgx.Rows) error) (all []T, err error) {
+	err = q.store.Send(ctx, db, by, statement, args, pg.Each(func(rows pgx.Rows) error {
 		var one T
 		err := scan(&one, rows)
 		all = append(all, one)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -164,13 +165,13 @@ select x.lane,` + readLimit + `
 // returns, and not on how many jobs wait. A nil db is the pool.
 func (q *Ops) Limits(ctx context.Context, db onceq.DB, f LimitFilter) ([]LimitInfo, error) {
 	if db == nil {
-		db = q.pool
+		db = q.store.Pool
 	}
 	if err := cmp.Or(pageSize("Limit", &f.Limit, 50), checkText("After", f.After)); err != nil {
 		return nil, err
 	}
 	args := []any{f.After, f.Limit, StatsCap}
-	return readAll(ctx, q, db, reading, "limits", readLimits, args, func(l *LimitInfo, rows pgx.Rows) error { return l.scan(rows) })
+	return readAll(ctx, q, db, pg.Reading, "limits", readLimits, args, func(l *LimitInfo, rows pgx.Rows) error { return l.scan(rows) })
 }
 
 // Limit returns what holds for the jobs with this Job.Limit, and how the limit is doing. A name that ends in a slash is a
@@ -200,7 +201,7 @@ select l.*,
 // they weigh.
 func limitFor(ctx context.Context, q *Ops, db onceq.DB, line string, j onceq.JobInfo) (l LimitInfo, before, weigh int, p holders, err error) {
 	args := []any{line, j.ID, StatsCap, int16(j.Priority), j.RunAt}
-	err = q.send(ctx, db, reading, readLimitOf, args, each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before, &weigh}, p.dest()...)...) }))
+	err = q.store.Send(ctx, db, pg.Reading, readLimitOf, args, pg.Each(func(rows pgx.Rows) error { return l.scan(rows, append([]any{&before, &weigh}, p.dest()...)...) }))
 	return l, before, weigh, p, err
 }
 

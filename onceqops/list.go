@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -108,7 +109,7 @@ func (q *Ops) List(ctx context.Context, db onceq.DB, filter Filter) ([]onceq.Job
 // read reads a page. what begins its error.
 func (f *Filter) read(ctx context.Context, q *Ops, db onceq.DB, what string) ([]onceq.JobInfo, error) {
 	statement, args := f.statement()
-	return readAll(ctx, q, db, reading, what, statement, args, root.ScanJob)
+	return readAll(ctx, q, db, pg.Reading, what, statement, args, root.ScanJob)
 }
 
 func (f *Filter) page() error {
@@ -129,7 +130,7 @@ func (q *Ops) Page(ctx context.Context, db onceq.DB,
 		return nil, 0, err
 	}
 	if statement, args := filter.bound(); statement != "" {
-		if err := q.send(ctx, db, reading, statement, args, row(&filter.floor, &filter.few)); err != nil {
+		if err := q.store.Send(ctx, db, pg.Reading, statement, args, pg.Row(&filter.floor, &filter.few)); err != nil {
 			return nil, 0, fmt.Errorf("onceq: page: %w", err)
 		}
 	}
@@ -226,7 +227,7 @@ func (q *Ops) Count(ctx context.Context, db onceq.DB, filter Filter) (n int, err
 	}
 	filter.Limit, filter.WithoutPayloads = cmp.Or(filter.Limit, math.MaxInt32), true
 	statement, args := filter.statement()
-	if err := q.send(ctx, db, reading, `select count(*) from (`+statement+`) page`, args, row(&n)); err != nil {
+	if err := q.store.Send(ctx, db, pg.Reading, `select count(*) from (`+statement+`) page`, args, pg.Row(&n)); err != nil {
 		return 0, fmt.Errorf("onceq: count: %w", err)
 	}
 	return n, nil

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -75,7 +76,7 @@ func (q *Ops) each(ctx context.Context, db onceq.DB, filter Filter, allowed []on
 		}
 		return root.Protect(func() error { return filter.Progress(tried) })
 	}
-	if root.Outside(db) {
+	if pg.Outside(db) {
 		return filter.pages(ctx, q, db, part)
 	}
 	var all []int64
@@ -85,7 +86,7 @@ func (q *Ops) each(ctx context.Context, db onceq.DB, filter Filter, allowed []on
 	}
 	slices.Sort(all)
 	if _, past := filter.states(); len(past) > 0 && len(all) > 0 {
-		if err := q.queryRow(ctx, db, lockPast, []any{all}, &all, nil); err != nil {
+		if err := q.store.QueryRow(ctx, db, lockPast, []any{all}, &all, nil); err != nil {
 			return fmt.Errorf("onceq: locking jobs: %w", err)
 		}
 	}
@@ -144,7 +145,7 @@ func (q *Ops) ids(ctx context.Context, db onceq.DB, filter Filter) ([]int64, err
 	filter.WithoutPayloads = true
 	statement, args := filter.statement()
 	var ids []int64
-	err := q.send(ctx, db, reading, `select id from (`+statement+`) page`, args, func(rows pgx.Rows) (err error) {
+	err := q.store.Send(ctx, db, pg.Reading, `select id from (`+statement+`) page`, args, func(rows pgx.Rows) (err error) {
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -32,7 +33,7 @@ func (q *Ops) Move(ctx context.Context, db onceq.DB, id int64, queue string) (mo
 }
 
 func (q *Ops) move(ctx context.Context, db onceq.DB, ids []int64, queue string) (moved int, err error) {
-	err = q.send(ctx, db, forCaller, table.MoveJobs, []any{ids, queue, rand.Int64(), root.Outside(db)}, row(&moved))
+	err = q.store.Send(ctx, db, pg.ForCaller, table.MoveJobs, []any{ids, queue, rand.Int64(), pg.Outside(db)}, pg.Row(&moved))
 	switch {
 	case sqlstate.Of(err) == "23505": // another job that had the id has an effect of the same name there
 		return 0, fmt.Errorf("%w: move: %w", onceq.ErrIDTaken, err)

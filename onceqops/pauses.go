@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -20,9 +21,9 @@ select what, name, paused_at, note, until from onceq.pauses
 // Pauses lists what is paused, queues first, then limits, by name. A nil db is the pool.
 func (q *Ops) Pauses(ctx context.Context, db onceq.DB) ([]onceq.Pause, error) {
 	if db == nil {
-		db = q.pool
+		db = q.store.Pool
 	}
-	return readAll(ctx, q, db, asIs, "pauses", listPauses, []any{nil}, scanPause)
+	return readAll(ctx, q, db, pg.AsIs, "pauses", listPauses, []any{nil}, scanPause)
 }
 
 func scanPause(p *onceq.Pause, rows pgx.Rows) error {

@@ -53,7 +53,7 @@ func (q *Ops) CheckPayloads(ctx context.Context, handlers ...onceq.Handler) ([]B
 	found := make(map[string]*BacklogCheck)
 	filter := Filter{Limit: 200, States: []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying, onceq.StateDead, onceq.StateHeld}}
 	for {
-		jobs, err := q.List(ctx, q.pool, filter)
+		jobs, err := q.List(ctx, q.store.Pool, filter)
 		if err != nil {
 			return nil, fmt.Errorf("onceq: check payloads: %w", err)
 		}

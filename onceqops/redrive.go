@@ -10,6 +10,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -127,7 +128,7 @@ func (q *Ops) RedriveMany(ctx context.Context, db onceq.DB, filter Filter) (redr
 		filter.Progress = func(n int) error { tried = n - len(last); return progress(tried) }
 	}
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
-		err := q.send(ctx, db, forCaller, readFollowers, []any{ids}, each(func(rows pgx.Rows) error {
+		err := q.store.Send(ctx, db, pg.ForCaller, readFollowers, []any{ids}, pg.Each(func(rows pgx.Rows) error {
 			var id int64
 			var follows bool
 			var of []int64
@@ -171,7 +172,7 @@ func (q *Ops) WouldRedrive(ctx context.Context, db onceq.DB, filter Filter) (Cho
 func (q *Ops) discard(ctx context.Context, db onceq.DB, ids []int64,
 	states []onceq.State) (n int, err error) {
 	_, past := (&Filter{States: states}).states()
-	if err = q.send(ctx, db, forCaller, table.DiscardJobs, []any{ids, past}, row(&n)); err != nil {
+	if err = q.store.Send(ctx, db, pg.ForCaller, table.DiscardJobs, []any{ids, past}, pg.Row(&n)); err != nil {
 		return 0, fmt.Errorf("onceq: discard: %w", err)
 	}
 	return n, nil

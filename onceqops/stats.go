@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -151,7 +152,7 @@ func (q *Ops) Stats(ctx context.Context, queues ...string) ([]QueueStats, error)
 			return nil, err
 		}
 	}
-	return readAll(ctx, q, q.pool, reading, "stats", readStats, []any{queues, StatsCap}, (*QueueStats).scan)
+	return readAll(ctx, q, q.store.Pool, pg.Reading, "stats", readStats, []any{queues, StatsCap}, (*QueueStats).scan)
 }
 
 func (s *QueueStats) scan(rows pgx.Rows) error {

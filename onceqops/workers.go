@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -121,9 +122,9 @@ select id, host, process, version, schema_version, lease, queues::text, pg_catal
 // one that was killed is Stale after three minutes, and a Reaper removes it after ReaperConfig.Grace. A nil db is the pool.
 func (q *Ops) Workers(ctx context.Context, db onceq.DB) ([]WorkerInfo, error) {
 	if db == nil {
-		db = q.pool
+		db = q.store.Pool
 	}
-	return readAll(ctx, q, db, asIs, "workers", readWorkers, []any{(3 * table.PresentEvery).Microseconds()}, (*WorkerInfo).scan)
+	return readAll(ctx, q, db, pg.AsIs, "workers", readWorkers, []any{(3 * table.PresentEvery).Microseconds()}, (*WorkerInfo).scan)
 }
 
 func (w *WorkerInfo) scan(rows pgx.Rows) error {

@@ -13,7 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/internal/ownconns"
+	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // Process is one process of an application under Prove. It has everything that a handler works with. Prove sees and
@@ -80,8 +81,8 @@ func (r *proofRun) process(f *fault) (*Process, error) {
 	// Nobody needs the log of a process that is killed on purpose.
 	p.Queue, err = onceq.New(p.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler), Hook: onceq.HookFunc(p.event)})
 	if err == nil {
-		ownconns.Alone(p.Queue)
-		p.release, err = ownconns.Keep(context.Background(), p.Pool)
+		bridge.Alone(p.Queue)
+		p.release, err = pg.Keep(context.Background(), p.Pool)
 	}
 	if err != nil {
 		p.Pool.Close()

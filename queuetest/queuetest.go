@@ -32,8 +32,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/leaks"
-	"github.com/onceq/onceq/internal/ownconns"
 )
 
 // DB is one test's database and the queue in it.
@@ -149,7 +149,7 @@ func New(t testing.TB, opts ...Option) *DB {
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
 	}
-	ownconns.Alone(db.Queue)
+	bridge.Alone(db.Queue)
 	if db.citus && !o.empty { // so that EnqueueInBatch knows
 		if err := db.Queue.Check(t.Context()); err != nil {
 			t.Fatalf("queuetest: %v", err)

@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/internal/ownconns"
+	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
 )
 
 // Ran is one run of a job, as its worker reported it.
@@ -314,12 +315,12 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	q, err := onceq.New(db.Pool, &config)
 	var w *onceq.Worker
 	if err == nil {
-		ownconns.Alone(q)
+		bridge.Alone(q)
 		w, err = onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
 	}
 	if err == nil {
 		var release func()
-		if release, err = ownconns.Keep(context.Background(), db.Pool); err == nil {
+		if release, err = pg.Keep(context.Background(), db.Pool); err == nil {
 			db.t.Cleanup(release)
 			err = w.Drain(context.Background(), limit)
 		}

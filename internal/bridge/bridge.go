@@ -1,4 +1,4 @@
-// Package bridge is how the package onceqops reaches what the package onceq does not export.
+// Package bridge is how the package onceqops, and queuetest, reach what the package onceq does not export.
 package bridge
 
 import "time"
@@ -7,22 +7,10 @@ import "time"
 // is, and nobody changes it after that. onceqops declares which methods it has (library.go there).
 var Root any
 
-// A Way is how a statement is sent: see statement.go of the package onceq.
-type Way struct {
-	How   How
-	Clock *time.Time // gets the database's time; nil for none
-}
-
-// How is one of these.
-type How int
-
-// The ways.
-const (
-	AsIs          How = iota
-	Reading           // with the settings for looking at large tables
-	ForCaller         // for what somebody waits for
-	ForCallerRare     // the same, for statements that are rare
-)
+// Alone gives an *onceq.Queue a turn of its own for jobs that have lost leases, as if its workers were a
+// process of their own. So one test does not wait for another, and a test may stand for several processes.
+// The package onceq sets it.
+var Alone func(queue any)
 
 // Job is what is known of a job besides what is shown of it.
 type Job struct {

@@ -22,8 +22,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/conformance"
-	"github.com/onceq/onceq/internal/ownconns"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
@@ -77,7 +77,7 @@ func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...o
 	w := &working{t: t, db: db, ended: make(chan error, 1)}
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: w, Logger: slog.New(slog.NewTextHandler(w, nil))})
 	require.NoError(t, err)
-	ownconns.Alone(q)
+	bridge.Alone(q)
 	w.q = q
 	worker, err := onceq.NewWorker(q, cfg, handlers...)
 	require.NoError(t, err)

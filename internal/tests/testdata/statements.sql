@@ -87,9 +87,6 @@ select pg_catalog.array_agg(job_id)
          order by x.job_id
          limit $1::int) x;
 
--- citus.go: askCitus
-select pg_catalog.current_setting('citus.version', true) is not null;
-
 -- citus.go: callOfBatch
 insert into onceq.lane_calls (slot, due, lane)
 values ((pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
@@ -123,9 +120,6 @@ select f.job_id,
   from onceq.job_fences f
  where f.class = 0 and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
 returning id, run_at > created_at, 1;
-
--- citus.go: lockTimeout
-select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta;
 
 -- citus.go: openApart
 select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
@@ -370,6 +364,26 @@ update onceq.jobs j
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+
+-- conns.go: hears.greet
+select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '');
+
+-- conns.go: hears
+listen …;
+
+-- conns.go: listenForAll
+listen …;
+
+-- conns.go: quickly
+select statement_timestamp();
+
+-- conns.go: sessionPlans
+select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_config('enable_hashjoin', 'off', false),
+       pg_catalog.set_config('enable_mergejoin', 'off', false), pg_catalog.set_config('enable_bitmapscan', 'off', false), pg_catalog.set_config('jit', 'off', false),
+       pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false),
+       pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('default_transaction_read_only', 'off', false),
+       pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('idle_session_timeout', '0', false),
+       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end;
 
 -- counts.go: readDue
 with recursive
@@ -1446,70 +1460,56 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
 -- rescan.go: rescanTurn
 select q from onceq.rescan_turn($1::text[], $2::bigint, $3::text[]) r cross join pg_catalog.unnest(r) q;
 
--- session.go: hears.greet
-select pg_catalog.current_setting('max_prepared_transactions') <> '0' from pg_catalog.pg_notify($1::text, '');
-
--- session.go: hears
-listen …;
-
--- session.go: listenForAll
-listen …;
-
--- session.go: quickly
-select statement_timestamp();
-
--- session.go: sessionPlans
-select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_config('enable_hashjoin', 'off', false),
-       pg_catalog.set_config('enable_mergejoin', 'off', false), pg_catalog.set_config('enable_bitmapscan', 'off', false), pg_catalog.set_config('jit', 'off', false),
-       pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false),
-       pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('default_transaction_read_only', 'off', false),
-       pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('idle_session_timeout', '0', false),
-       case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end;
-
 -- silent.go: whoWorks
 select pg_backend_pid(), array(
        select pid from pg_catalog.pg_stat_activity
         where (pid = any ($1::int[]) or pid = any ($2::int[])) and wait_event_type is distinct from 'Client'
            or pid = any ($2::int[]) and wait_event = 'ClientRead' and state = 'active');
 
--- statement.go: beginOwn
+-- statement.go: BeginOwn
 begin isolation level read committed read write;
 
--- statement.go: guardPlans
+-- statement.go: GuardPlans
 select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
        pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true);
 
--- statement.go: hot
+-- statement.go: Hot
 select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
        pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
--- statement.go: hotPlans
+-- statement.go: HotPlans
 select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
        pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true);
 
--- statement.go: inside.read
+-- statement.go: Inside.read
 select coalesce(pg_catalog.current_setting('onceq.open', true), '') = 'on';
 
--- statement.go: inside.set
+-- statement.go: Inside.set
 select pg_catalog.set_config('onceq.open', 'on', true) = 'on';
 
--- statement.go: keepPlans
+-- statement.go: KeepPlans
 select pg_catalog.set_config('onceq.plans', pg_catalog.concat_ws(',', pg_catalog.current_setting('enable_seqscan'), pg_catalog.current_setting('enable_hashjoin'),
                   pg_catalog.current_setting('enable_mergejoin'), pg_catalog.current_setting('enable_bitmapscan'), pg_catalog.current_setting('jit')), true),
        pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
        pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true);
 
--- statement.go: rare
+-- statement.go: Rare
 select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
        pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true), pg_catalog.set_config('jit', 'off', true), pg_catalog.set_config('statement_timeout', '0', true), pg_catalog.set_config('lock_timeout', '0', true),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', true) end;
 
--- statement.go: restorePlans
+-- statement.go: RestorePlans
 select pg_catalog.set_config('enable_seqscan', pg_catalog.split_part(p, ',', 1), true), pg_catalog.set_config('enable_hashjoin', pg_catalog.split_part(p, ',', 2), true),
        pg_catalog.set_config('enable_mergejoin', pg_catalog.split_part(p, ',', 3), true), pg_catalog.set_config('enable_bitmapscan', pg_catalog.split_part(p, ',', 4), true),
        pg_catalog.set_config('jit', pg_catalog.split_part(p, ',', 5), true)
   from pg_catalog.current_setting('onceq.plans') as p;
+
+-- statement.go: askCitus
+select pg_catalog.current_setting('citus.version', true) is not null;
+
+-- statement.go: lockTimeout
+select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta;
 
 -- statement.go: rollBack
 rollback;

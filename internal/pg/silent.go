@@ -1,4 +1,4 @@
-package onceq
+package pg
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/nap"
 )
 
 // A network may lose a connection without a word, as a NAT, a firewall or a fail-over does: what is sent
@@ -31,7 +32,7 @@ import (
 // Where the new connection fails too, nothing is known, and the limit of each statement counts. So it does
 // behind a pooler, whose clients do not know their server's session.
 
-var errSilent = errors.New("there was no answer over a connection although the server waits for this process, or knows nothing of the connection any more:" +
+var ErrSilent = errors.New("there was no answer over a connection although the server waits for this process, or knows nothing of the connection any more:" +
 	" the network between them has lost it without a word. It was closed, and so were the others that were not in use")
 
 // wire is the network's side of an own connection.
@@ -51,7 +52,7 @@ func (w *wire) Read(b []byte) (int, error) {
 		w.asked.Store(0)
 	}
 	if err != nil && w.silent.Load() {
-		err = errSilent
+		err = ErrSilent
 	}
 	return n, err
 }
@@ -134,11 +135,11 @@ func wireOf(conn *pgx.Conn) *wire {
 // silenced is the error of a statement over conn. In the simple protocol pgx loses the connection's own
 // error, and says "conn closed".
 func silenced(conn *pgx.Conn, err error) error {
-	if err == nil || errors.Is(err, errSilent) {
+	if err == nil || errors.Is(err, ErrSilent) {
 		return err
 	}
 	if w := wireOf(conn); w != nil && w.silent.Load() {
-		return errSilent
+		return ErrSilent
 	}
 	return err
 }
@@ -167,15 +168,17 @@ func (s *wires) waiting(after time.Duration) (all map[*wire]int64, due bool) {
 // heldTx is a handler's transaction, which has a connection of the application's pool.
 type heldTx struct {
 	tx     *lazytx.Tx
-	lease  *Lease // of one of its jobs
-	probed int64  // when the server was last asked about it, in nanoseconds. Only watch's goroutine uses this
+	log    *slog.Logger
+	kind   string // of one of its jobs
+	job    int64
+	probed int64 // when the server was last asked about it, in nanoseconds. Only watch's goroutine uses this
 }
 
 // waiting is wires.waiting for the transactions of handlers.
-func (c *connections) waiting(after time.Duration) (all map[*heldTx]int64, due bool) {
+func (c *Shares) waiting(after time.Duration) (all map[*heldTx]int64, due bool) {
 	now := time.Now().UnixNano()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Lock()
+	defer c.Unlock()
 	for tx, h := range c.all {
 		since, _ := tx.InUse()
 		if since == 0 || now-since < int64(after) {
@@ -191,23 +194,23 @@ func (c *connections) waiting(after time.Duration) (all map[*heldTx]int64, due b
 }
 
 // cut closes the connections of those transactions that still wait and for which the server does not work.
-func (c *connections) cut(waiting map[*heldTx]int64, busy map[int32]bool) (found bool) {
+func (c *Shares) cut(waiting map[*heldTx]int64, busy map[int32]bool) (found bool) {
 	for h, asked := range waiting {
 		if since, _ := h.tx.InUse(); busy[h.pid()] || since != asked {
 			continue
 		}
 		h.tx.Cut()
-		h.lease.q.log.Warn("onceq: a handler's transaction is rolled back, because its connection is lost",
-			slog.String("kind", h.lease.Kind), slog.Int64("job", h.lease.ID), slog.Any("reason", errSilent))
+		h.log.Warn("onceq: a handler's transaction is rolled back, because its connection is lost",
+			slog.String("kind", h.kind), slog.Int64("job", h.job), slog.Any("reason", ErrSilent))
 		found = true
 	}
 	return found
 }
 
 // findSilent looks once for connections that have had no answer, and reports whether it has closed one.
-func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found bool) {
+func (o *Conns) findSilent(ctx context.Context, after time.Duration) (found bool) {
 	all, due := o.wires.waiting(after)
-	txs, dueTx := o.connections.waiting(2 * after)
+	txs, dueTx := o.Shares.waiting(2 * after)
 	if !due && !dueTx {
 		return false
 	}
@@ -222,7 +225,7 @@ func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found b
 		ofTxs = append(ofTxs, h.pid())
 	}
 	busy, err := o.busy(ctx, pids, ofTxs)
-	if err != nil || !sleep(ctx, silentAfter/4, nil) { // an answer may be on its way
+	if err != nil || !nap.For(ctx, silentAfter/4, nil) { // an answer may be on its way
 		return false
 	}
 	for w, asked := range all {
@@ -232,16 +235,16 @@ func (o *ownConns) findSilent(ctx context.Context, after time.Duration) (found b
 			found = true
 		}
 	}
-	if o.connections.cut(txs, busy) {
+	if o.Shares.cut(txs, busy) {
 		found = true
 	}
 	if found {
 		o.spare.Reset()
-		o.outcomes.Reset()
+		o.Outcomes.Reset()
 		o.of.Reset() // handlers' transactions would wait for the application's connections
-		ctx, cancel := context.WithTimeout(ctx, briefWait)
+		ctx, cancel := context.WithTimeout(ctx, BriefWait)
 		defer cancel()
-		_, _ = o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error { return conn.Ping(ctx) }) // pgx closes one that does not answer
+		_, _ = o.Session.Use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error { return conn.Ping(ctx) }) // pgx closes one that does not answer
 	}
 	return found
 }
@@ -252,8 +255,8 @@ func (h *heldTx) pid() int32 {
 	return int32(pid) // #nosec G115 -- a pooler's numbers may be any bits
 }
 
-// whoWorks says which of the sessions $1 do not wait for their client, which of the sessions $2 do not or get rows
-// from it, and in which session it runs.
+// whoWorks says which of the sessions $1 do not wait for their client, which of the sessions $2 do not or get
+// rows from it, and in which session it runs.
 const whoWorks = `
 select pg_backend_pid(), array(
        select pid from pg_catalog.pg_stat_activity
@@ -261,8 +264,8 @@ select pg_backend_pid(), array(
            or pid = any ($2::int[]) and wait_event = 'ClientRead' and state = 'active')`
 
 // busy asks the server, over a new connection, for which of the connections it works.
-func (o *ownConns) busy(ctx context.Context, pids, ofTxs []int32) (busy map[int32]bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+func (o *Conns) busy(ctx context.Context, pids, ofTxs []int32) (busy map[int32]bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, AnswerWithin)
 	defer cancel()
 	once, err := pgxpool.NewWithConfig(ctx, o.probe.Copy()) // a pool, so that the application's hooks prepare the connection
 	if err != nil {
@@ -276,7 +279,7 @@ func (o *ownConns) busy(ctx context.Context, pids, ofTxs []int32) (busy map[int3
 	defer conn.Release()
 	var works []int32
 	var pid int32
-	if err := query(ctx, conn, whoWorks, []any{pids, ofTxs}, row(&pid, &works)); err != nil {
+	if err := Query(ctx, conn, whoWorks, []any{pids, ofTxs}, Row(&pid, &works)); err != nil {
 		return nil, err
 	}
 	if pid != pidOf(conn.Conn()) {
