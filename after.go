@@ -308,10 +308,10 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := q.cancelBy(ctx, db, pg.Hot, cancelDead, ids, CancelledKeep.Milliseconds())
+	_, err := q.cancelBy(ctx, db, pg.Hot, cancelDead, ids, DefaultWindow.Milliseconds())
 	if badData(err) {
 		for _, id := range ids {
-			if _, err = q.cancelBy(ctx, db, pg.Hot, cancelDead, []int64{id}, CancelledKeep.Milliseconds()); badData(err) {
+			if _, err = q.cancelBy(ctx, db, pg.Hot, cancelDead, []int64{id}, DefaultWindow.Milliseconds()); badData(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
 				err = q.store.Send(ctx, db, pg.Hot, callLater, []any{id}, pg.NoRows)
 			}

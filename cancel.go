@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,9 +15,6 @@ import (
 
 // The statements of this file lock in the order of all others: jobs or history by id, then fences.
 
-// CancelledKeep is how long a cancelled job stays in the history at least. From there it can be redriven.
-const CancelledKeep = 24 * time.Hour
-
 // cancelJobs is the function cancel of the schema, whose comment says what it does.
 const cancelJobs = `
 select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c`
@@ -27,7 +23,7 @@ select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bi
 const requestCancels = `select n from onceq.request_cancels($1::bigint[]) n`
 
 // Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
-// in the history for CancelledKeep. If no worker ever had it, its key is free at once, whatever its window: the next
+// in the history for 24 hours at least. If no worker ever had it, its key is free at once, whatever its window: the next
 // Enqueue of the key is a new job, in the same transaction too. If a worker had it, as one that failed or was snoozed,
 // something of it may have happened, and the key stays taken for its window. Ops.CancelMany with KeepKeys (package onceqops) keeps every
 // key taken for its window.
@@ -81,7 +77,7 @@ func (q *Queue) cancelFree(ctx context.Context, db DB, by pg.Way, ids []int64,
 	if noted || keep {
 		least = 1
 	}
-	return q.cancelBy(ctx, db, by, cancelJobs, ids, CancelledKeep.Milliseconds(), noted, least)
+	return q.cancelBy(ctx, db, by, cancelJobs, ids, DefaultWindow.Milliseconds(), noted, least)
 }
 
 // cancelBy sends one of the statements that cancel jobs, and tells of those that it has cancelled.

@@ -145,7 +145,7 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 	var why string
 	switch {
 	case l.cancelled:
-		return &outcome{lease: l, state: StateCancelled, keep: CancelledKeep.Milliseconds()}
+		return &outcome{lease: l, state: StateCancelled, keep: DefaultWindow.Milliseconds()}
 	case l.Lost >= maxLost:
 		why = table.Numbered(l.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
 	case l.claims >= table.ClaimsLimit:

@@ -856,6 +856,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 			r.Output = json.RawMessage(*output)
 		}
 		if i := left[n-1]; s.replaceable(i, r, mark) {
+			floor = max(floor, token)
 			if marks == nil {
 				marks = make(map[int][]byte)
 			}
@@ -875,7 +876,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		if err != nil {
 			return nil, 0, err
 		}
-		for _, i := range done { // the others were started in between: their keys are looked at again
+		for _, i := range done { // the others run, or were started in between: their keys are looked at again
 			answered[slices.Index(left, i)] = true
 			h := s.all[i].header
 			s.met = append(s.met, Event{Type: EventDuplicate, Queue: h.queue, Kind: h.kind, JobID: s.results[i].ID, Scope: h.scope, Key: s.all[i].key})

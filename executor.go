@@ -365,7 +365,7 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 	case errors.Is(cause, ErrCancelled):
 		keep := lease.keep
 		if keep >= 0 {
-			keep = max(keep, CancelledKeep.Milliseconds()) // as for a job that nobody held
+			keep = max(keep, DefaultWindow.Milliseconds()) // as for a job that nobody held
 		}
 		return outcome{lease: lease, state: StateCancelled, err: errorText(err.Error()), keep: keep, cause: err}
 	case errors.Is(cause, errShutdown):

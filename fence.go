@@ -103,6 +103,9 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	if err != nil {
 		return nil, err
 	}
+	if spec.Window == UntilStarted {
+		return nil, invalid("Window", "is UntilStarted, which is for jobs; use UntilFinished")
+	}
 	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
 		return nil, err
 	}

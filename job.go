@@ -20,8 +20,9 @@ const (
 
 // Special values of a window, which says how long a key stays taken after its work is finished.
 const (
-	DefaultWindow               = 24 * time.Hour // if nothing else is said
+	DefaultWindow               = 24 * time.Hour // if nothing else is said; a cancelled job is kept for as long
 	UntilFinished time.Duration = -1             // the key is free as soon as the work is finished; outside jobs see FenceSpec.Window
+	UntilStarted  time.Duration = -2             // only for jobs: see Job.Window
 	Forever       time.Duration = math.MaxInt64  // the key is never free again
 )
 
@@ -91,9 +92,14 @@ type Job struct {
 	// another kind with the same key gets a *MismatchError, whatever the payloads are.
 	Scope string
 
-	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever. Default
-	// DefaultWindow. It is rounded up to a whole millisecond. Without a key it is an *InvalidError. The key of a
-	// job that is cancelled before any worker had it is free at once (onceqops.Filter.KeepKeys).
+	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished,
+	// UntilStarted or Forever. Default DefaultWindow. It is rounded up to a whole millisecond. Without a key
+	// it is an *InvalidError. The key of a job that is cancelled before any worker had it is free at once
+	// (onceqops.Filter.KeepKeys).
+	//
+	// With UntilStarted a job that runs has its key only until somebody enqueues it again ("index customer 42
+	// once more: what the running job has read may be old"). That makes a new job, which may run beside the
+	// first; a Lane keeps them apart. A job that waits for its next attempt has its key.
 	Window time.Duration
 
 	RunAt    time.Time     // not before this time, in whole microseconds; default at once, as for a time in the past
@@ -170,17 +176,17 @@ type Job struct {
 	keyed bool  // made by a kind that derives keys, or for EnqueueUnique: an empty key is an error
 }
 
-// lifetime gives a window as the tables store it: milliseconds, 0 for until finished, -1 for ever.
+// lifetime gives a window as the tables store it: milliseconds, 0 for until finished or started, -1 for ever.
 func lifetime(field string, window time.Duration) (int64, error) {
 	switch {
 	case window == 0:
 		return DefaultWindow.Milliseconds(), nil
-	case window == UntilFinished:
+	case window == UntilFinished, window == UntilStarted:
 		return 0, nil
 	case window == Forever:
 		return -1, nil
 	case window < 0:
-		return 0, invalid(field, "is negative; use a duration, UntilFinished or Forever")
+		return 0, invalid(field, "is negative; use a duration, UntilFinished, UntilStarted or Forever")
 	}
 	return roundedUp(window, time.Millisecond).Milliseconds(), nil // no shorter than asked for, if a duration can say that
 }

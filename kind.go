@@ -71,7 +71,7 @@ type Kind[P any] struct {
 	MaxLost int
 
 	// Keep is how long a completed job, or one that was cancelled while it ran, stays in the history; Forever keeps it
-	// until somebody discards it. Default QueueConfig.Keep. A cancelled job stays for CancelledKeep at least. Dead and held
+	// until somebody discards it. Default QueueConfig.Keep. A cancelled job stays for 24 hours at least. Dead and held
 	// jobs always stay.
 	Keep time.Duration
 

@@ -171,7 +171,7 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, keys fenceTable, looked 
 	}
 	for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; sum.History += n {
 		n, stay = 0, 0
-		err = r.run(ctx, reapHistory, []any{r.cfg.Batch, CancelledKeep.Milliseconds()}, &n, &stay)
+		err = r.run(ctx, reapHistory, []any{r.cfg.Batch, DefaultWindow.Milliseconds()}, &n, &stay)
 	}
 	for most := r.cfg.Batch; err == nil && most == r.cfg.Batch; {
 		var n Reaped
@@ -332,7 +332,7 @@ const fenceOrphan = `f.job_id is not null and (
            and coalesce(f.finished_at <= $4::timestamptz, true))`
 
 // reapHistory removes history that has been kept long enough. Dead and held jobs have no keep_until. A cancelled job stays
-// for another CancelledKeep as long as the outcome of one of its effects is unknown: otherwise nobody would find that
+// for another 24 hours as long as the outcome of one of its effects is unknown: otherwise nobody would find that
 // effect.
 var reapHistory = `
 with d as materialized (

@@ -48,17 +48,21 @@ func (j *Job) notReplaced(r Result) string {
 	return fmt.Sprintf("job %d was started before, has another lane or limit, waits for others, or is being cancelled", r.ID)
 }
 
-// replaceable reports whether the job at place i may replace the one that r describes and whose fence has the fingerprint mark.
-// Each is tried once: after that the answer is as for any other job.
+// replaceable reports whether the job at place i may replace the one that r describes and whose fence has the
+// fingerprint mark, or take its key because that one runs. Each is tried once: after that the answer is as for
+// any other job.
 func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 	replace, e := s.jobs[i].Replace, &s.all[i]
 	_, tried := s.tried[i]
+	if r.State == StateRunning {
+		return s.jobs[i].Window == UntilStarted && !tried && sameKind(mark, e.fingerprint)
+	}
 	return replace != 0 && !tried && (r.State == StateWaiting || r.State == StateDelayed) && sameKind(mark, e.fingerprint) &&
 		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
 }
 
 // replace changes the jobs that those at the given places may replace, of whose fences the fingerprints were read, and returns the
-// places of those that did.
+// places of those that did. The keys of jobs that run become free, where those that want them say so.
 func (s *settling) replace(ctx context.Context, db DB, places []int, read map[int][]byte) (done []int, err error) {
 	n := len(places)
 	if n == 0 {
@@ -78,6 +82,9 @@ func (s *settling) replace(ctx context.Context, db DB, places []int, read map[in
 		scopes[k], keys[k], metadata[k], paths[k] = e.header.scope, e.key, e.header.metadata, e.lane
 		payloads[k], bytes[k], marks[k], were[k] = e.json, e.bytes, e.fingerprint, read[i]
 		parts[k], delays[k] = int16(s.jobs[i].Replace), e.header.delay.Microseconds()
+		if s.jobs[i].Window == UntilStarted {
+			parts[k] |= 4 // what runs leaves its key
+		}
 		if !e.header.at.IsZero() {
 			ats[k] = e.header.at.UnixMicro()
 		}

@@ -81,7 +81,7 @@ type QueueConfig struct {
 
 	// Keep is how long completed jobs, and jobs that were cancelled while they ran, stay in the history, unless their kind
 	// says otherwise (Kind.Keep). Default 0, which means not at all; Forever keeps them until somebody discards them. A
-	// cancelled job stays for CancelledKeep at least.
+	// cancelled job stays for 24 hours at least.
 	Keep time.Duration
 }
 

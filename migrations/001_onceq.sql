@@ -1583,7 +1583,8 @@ $hurry$;
 -- with what belongs to it, and one for the time. The payload in the fence (marks) must still be the one that was read, unless it is replaced.
 -- What waits for its lane may become live meanwhile, so job_waits comes first. What waits must have the same lane and limit (paths); one that has its
 -- place in the lane and waits for its limit keeps its time, and so does a live one that has such lines. Whose time is another one has to be
--- looked at then, and perhaps now. The weight of one that waits changes with its payload.
+-- looked at then, and perhaps now. The weight of one that waits changes with its payload. Where parts has the third bit, a job that runs leaves its key, which is
+-- free then: the job's end finds that its fence is another job's, and leaves it alone.
 create function {{.schema}}.replace_jobs(ids bigint[], scopes text[], keys text[], payloads text[], bytes bytea[], metas text[], fingerprints bytea[],
                                          parts smallint[], ats bigint[], delays bigint[], paths text[], marks bytea[], out replaced bigint[], out delayed boolean[])
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $replace_jobs$
@@ -1597,8 +1598,19 @@ declare
   dues  timestamptz[]; -- null: the time stays
   calls record;
 begin
+  select array_agg(u.n) into ns
+    from (select * from unnest(ids, scopes, keys, parts) with ordinality as u(id, scope, key, part, n) where u.part & 4::smallint > 0 order by scope, key) u
+   cross join lateral (
+         select from {{.schema}}.job_fences f
+          where f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id and f.state = 0
+            and exists (select from {{.schema}}.jobs j where j.id = u.id and j.leased_until > now offset 0)
+            for update of f) f;
+  update {{.schema}}.job_fences f set state = 5, lifetime = 0, finished_at = now
+    from unnest(ids, scopes, keys) with ordinality as u(id, scope, key, n)
+   where u.n = any (ns) and f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id;
+
   select array_agg(u.n), array_agg(w.lane) into waits, lines
-    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.path <> '' order by u.id) u
+    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.path <> '' and u.part & 3::smallint > 0 order by u.id) u
    cross join lateral (
          select lane from {{.schema}}.job_waits w
           where id = u.id and scope = u.scope and key = u.key and claims = 0 and (string_to_array(coalesce(path, lane), chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and lane = any (string_to_array(u.path, chr(31)))
@@ -1606,7 +1618,7 @@ begin
             and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= w.created_at offset 0)
             for update of w) w;
   select array_agg(u.n) into lives
-    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.n <> all (coalesce(waits, '{}')) order by u.id) u
+    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.n <> all (coalesce(waits, '{}')) and u.part & 3::smallint > 0 order by u.id) u
    cross join lateral (
          select from {{.schema}}.jobs j
           where id = u.id and scope = u.scope and key = u.key and claims = 0 and leased_until is null
@@ -3200,11 +3212,11 @@ begin
   begin
     at := ceil(extract(epoch from (options ->> 'run_at')::timestamptz) * 1000000);
     delay := ceil(extract(epoch from (options ->> 'delay')::interval) * 1000000);
-    lifetime := case options ->> 'window' when 'until_finished' then 0 when 'forever' then -1
+    lifetime := case options ->> 'window' when 'until_finished' then 0 when 'until_started' then 0 when 'forever' then -1
                 else coalesce(ceil(extract(epoch from (options ->> 'window')::interval) * 1000), 86400000) end;
   exception when data_exception or feature_not_supported then
     raise exception 'onceq: run_at is no time, or delay or window is no interval: %', sqlerrm using errcode = 'OQ010',
-      hint = 'As in {"run_at": "2030-01-31T08:00:00Z"}, {"delay": "90 seconds"}, {"window": "7 days"}; window may be until_finished or forever, too.';
+      hint = 'As in {"run_at": "2030-01-31T08:00:00Z"}, {"delay": "90 seconds"}, {"window": "7 days"}; window may be until_finished, until_started or forever, too.';
   end;
   if at is not null and delay is not null then
     raise exception 'onceq: run_at and delay are both set; use one' using errcode = 'OQ010', hint = 'Leave one of them out.';
@@ -3214,8 +3226,8 @@ begin
     raise exception 'onceq: run_at or delay is beyond the year 9999' using errcode = 'OQ010', hint = 'Use an earlier time.';
   elsif lifetime > 9223372036854 then
     raise exception 'onceq: window is longer than 292 years' using errcode = 'OQ010', hint = 'Use forever.';
-  elsif lifetime < -1 or lifetime = -1 and options ->> 'window' <> 'forever' or lifetime = 0 and options ->> 'window' <> 'until_finished' then
-    raise exception 'onceq: window is not positive; use an interval, until_finished or forever' using errcode = 'OQ010', hint = 'Leave it out for a day.';
+  elsif lifetime < -1 or lifetime = -1 and options ->> 'window' <> 'forever' or lifetime = 0 and options ->> 'window' not in ('until_finished', 'until_started') then
+    raise exception 'onceq: window is not positive; use an interval, until_finished, until_started or forever' using errcode = 'OQ010', hint = 'Leave it out for a day.';
   end if;
 
   if options -> 'metadata' is not null then
@@ -3277,7 +3289,8 @@ begin
   if exists (select from jsonb_array_elements_text(options -> 'replace') e where (e in ('payload', 'time')) is not true) then
     raise exception 'onceq: replace has something else than payload and time' using errcode = 'OQ010', hint = 'Pass an array with one of them, or both.';
   end if;
-  replacing := coalesce((options -> 'replace') ? 'payload', false)::integer | coalesce((options -> 'replace') ? 'time', false)::integer * 2;
+  replacing := coalesce((options -> 'replace') ? 'payload', false)::integer | coalesce((options -> 'replace') ? 'time', false)::integer * 2
+               | coalesce(options ->> 'window' = 'until_started', false)::integer * 4;
   if jsonb_array_length(options -> 'after') > 0 then
     if exists (select from jsonb_array_elements_text(options -> 'after') e where (e ~ '^[1-9][0-9]{0,17}$') is not true) then
       raise exception 'onceq: after has something else than ids of jobs' using errcode = 'OQ010', hint = 'Pass ids, as enqueue returns them.';
@@ -3295,7 +3308,7 @@ begin
   elsif options -> 'if_dead' is not null then
     raise exception 'onceq: if_dead is set without after' using errcode = 'OQ010', hint = 'Pass after, or leave if_dead out.';
   end if;
-  if replacing > 0 and (strictly or after is not null) then
+  if replacing & 3::smallint > 0 and (strictly or after is not null) then
     raise exception 'onceq: replace is set together with strict or after; use one' using errcode = 'OQ010', hint = 'Leave one of them out.';
   end if;
 end
@@ -3372,14 +3385,15 @@ begin
                   when known and get_byte(fence.fingerprint, 1) > 0 and get_byte(j.fingerprint, 1) > 0
                        and substring(fence.fingerprint from 3 for get_byte(fence.fingerprint, 1)) <> substring(j.fingerprint from 3 for get_byte(j.fingerprint, 1))
                   then 'with another payload' end;
-    if j.replacing > 0 and not tried and state in ('waiting', 'delayed') and (words is null or j.replacing & 1::smallint > 0 and words = 'with another payload') then
+    if not tried and (state in ('waiting', 'delayed') and j.replacing & 3::smallint > 0 and (words is null or j.replacing & 1::smallint > 0 and words = 'with another payload')
+                      or state = 'running' and j.replacing & 4::smallint > 0 and coalesce(words, 'with another payload') = 'with another payload') then
       e := {{.schema}}.replace_jobs(array[id], array[j.scope], array[key], array[coalesce(payload::text, '')], array[bytes], array[coalesce(j.metadata, '')], array[j.fingerprint],
                                     array[j.replacing], array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[coalesce(j.path, j.line, '')], array[fence.fingerprint]);
       if e.replaced is not null then
         state := case when e.delayed[1] then 'delayed' else 'waiting' end;
         return;
       end if;
-      tried := true; -- it was started in between
+      tried := true; -- it runs, or was started in between
       continue;
     end if;
     if words is not null then

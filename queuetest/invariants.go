@@ -82,8 +82,8 @@ union all select format('job %s has priority %s', id, priority) from j where pri
 union all select format('job %s has a payload and bytes, or neither', id) from j where num_nonnulls(payload, payload_bytes) <> 1
 union all select format('job %s has a scope and no key, or a key and no scope', id) from j where (scope is null) <> (key is null)
 union all select format('job %s is above %s, the last id of the sequence', j.id, l.id) from j, last l where j.id > l.id or not l.is_called
-union all select format('job %s has key %s in scope %s, which has no fence', id, key, scope) from j where key is not null and fence_state is null
-union all select format('job %s has key %s in scope %s, whose fence names job %s', id, key, scope, fence_job) from j where fence_state is not null and fence_job is distinct from id
+union all select format('job %s has key %s in scope %s, which has no fence', id, key, scope) from j where key is not null and fence_state is null and claims = 0
+union all select format('job %s has key %s in scope %s, whose fence names job %s', id, key, scope, fence_job) from j where fence_state is not null and fence_job is distinct from id and (claims = 0 or fence_job < id)
 union all select format('job %s is live, the fence of its key %s in scope %s has state %s', id, key, scope, fence_state) from j where fence_job = id and fence_state <> 0`},
 	{"job_waits", `
           select format('job %s waits for its lane and is in jobs', id) from w where live is not null

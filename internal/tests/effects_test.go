@@ -46,7 +46,7 @@ func TestCancel_InTheMiddleOfAnEffectIsFoundAndResolved(t *testing.T) {
 	info, err := q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateCancelled, info.State)
-	require.Equal(t, onceq.CancelledKeep, info.KeepUntil.Sub(info.FinishedAt))
+	require.Equal(t, 24*time.Hour, info.KeepUntil.Sub(info.FinishedAt))
 	effects := func() []onceqops.EffectInfo {
 		effects, err := onceqops.New(q).Effects(ctx, db.Pool, id)
 		require.NoError(t, err)

@@ -241,7 +241,7 @@ func TestMistakes_OfAKindAreSaidEarly(t *testing.T) {
 		"Kind.LaneFamily":  {Name: "a/b", Lane: none},
 		"Kind.LaneRule":    {Name: "k", Lane: none, LaneRule: 8},
 		"Kind.Lane":        {Name: "k", LaneRule: onceq.StopLane},
-		"Kind.Window":      {Name: "k", Window: -2},
+		"Kind.Window":      {Name: "k", Window: -3},
 		"Kind.Priority":    {Name: "k", Priority: 5},
 		"Kind.MaxAttempts": {Name: "k", MaxAttempts: -1},
 		"Kind.Name":        {Name: ""},

@@ -158,7 +158,7 @@ func TestCancel(t *testing.T) {
 	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
-	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.KeepUntil.Sub(i.FinishedAt) != onceq.CancelledKeep {
+	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.KeepUntil.Sub(i.FinishedAt) != 24*time.Hour {
 		t.Fatalf("kept until %s, finished %s", i.KeepUntil, i.FinishedAt)
 	}
 

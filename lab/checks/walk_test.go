@@ -120,7 +120,7 @@ func (j *walkJob) seen(now int) onceq.State {
 // expect returns what enqueueing answers, and whether the job is accepted.
 func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted bool) {
 	f := w.keys[j.Key]
-	if j.Key == "" || f == nil || f.free(w.now) {
+	if j.Key == "" || f == nil || f.free(w.now) || w.leaves(f, j) {
 		want.State = onceq.StateWaiting
 		if j.Delay > 0 {
 			want.State = onceq.StateDelayed
@@ -140,6 +140,11 @@ func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted b
 	return want, refusal, false
 }
 
+// leaves says that a key belongs to a job that runs, and that j may take it then.
+func (w *walk) leaves(f *walkFence, j onceq.Job) bool {
+	return j.Window == onceq.UntilStarted && f.state == onceq.StateWaiting && f.kind == j.Kind && w.jobs[f.job].seen(w.now) == onceq.StateRunning
+}
+
 func (w *walk) accept(j onceq.Job, id int64) {
 	hours := func(d time.Duration) int { return int(d / time.Hour) }
 	w.jobs[id] = &walkJob{
@@ -151,7 +156,7 @@ func (w *walk) accept(j onceq.Job, id int64) {
 	}
 	lifetime := hours(j.Window)
 	switch j.Window {
-	case onceq.UntilFinished:
+	case onceq.UntilFinished, onceq.UntilStarted:
 		lifetime = 0
 	case onceq.Forever:
 		lifetime = walkForever
@@ -168,7 +173,7 @@ func (w *walk) drawJob(t *rapid.T, keys []string) onceq.Job {
 		Kind: rapid.SampledFrom([]string{"k", "k", "k", "other"}).Draw(t, "kind"), Queue: w.queue, Key: rapid.SampledFrom(keys).Draw(t, "key"), Payload: rapid.IntRange(1, 2).Draw(t, "payload"),
 		Priority:    onceq.Priority(rapid.IntRange(-1, 1).Draw(t, "priority")),
 		Delay:       time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "delay")) * time.Hour,
-		Window:      rapid.SampledFrom([]time.Duration{onceq.UntilFinished, time.Hour, 3 * time.Hour, onceq.Forever}).Draw(t, "window"),
+		Window:      rapid.SampledFrom([]time.Duration{onceq.UntilFinished, onceq.UntilStarted, time.Hour, 3 * time.Hour, onceq.Forever}).Draw(t, "window"),
 		MaxAttempts: rapid.IntRange(1, 2).Draw(t, "attempts"),
 		Strict:      rapid.Bool().Draw(t, "strict"),
 
@@ -409,7 +414,7 @@ func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
 	case onceq.StateCompleted:
 		delete(w.jobs, j.id) // no history is kept
 	case onceq.StateCancelled:
-		j.keep, j.cancel = w.now+int(onceq.CancelledKeep/time.Hour), false
+		j.keep, j.cancel = w.now+24, false
 	}
 	if f := w.keys[j.key]; j.key != "" && f.job == j.id {
 		f.state, f.finished, f.result = state, w.now, result

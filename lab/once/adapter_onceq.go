@@ -51,7 +51,7 @@ func (a *onceqAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 			MaxAttempts: j.Attempts, Lane: j.Lane, Limit: j.Limit,
 		}
 		if j.Key != "" {
-			many[i].Window = map[life]time.Duration{untilDone: onceq.UntilFinished, aDay: 24 * time.Hour, forEver: onceq.Forever}[j.Life]
+			many[i].Window = map[life]time.Duration{untilDone: onceq.UntilStarted, aDay: 24 * time.Hour, forEver: onceq.Forever}[j.Life]
 		}
 		if j.Limit != "" {
 			if err := a.q.SetLimit(ctx, db, j.Limit, onceq.Limit{AtOnce: 2}); err != nil {

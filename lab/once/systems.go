@@ -68,9 +68,6 @@ func systems() []*system {
 		{
 			name: "onceq", ready: ownVersion, command: goCommand("onceq"),
 			how: "`HandleTx` and `Once`, with a lease of 2 s in place of 30 and calls of 1 s in place of 30",
-			notes: map[string]string{
-				"changed-while-it-runs": "the caller is told that it is a duplicate of a running job; the handler has to look again before it completes ([cookbook](cookbook.md#wait-until-changes-stop-coming))",
-			},
 		},
 		{
 			name: "River", ready: moduleVersion("github.com/riverqueue/river"), command: goCommand("River"),

@@ -1,0 +1,218 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// asks enqueues in one of the ways that there are.
+type asks func(ctx context.Context, db onceq.DB, j onceq.Job) (onceq.Result, error)
+
+func waysToEnqueue(q *onceq.Queue) map[string]asks {
+	return map[string]asks{
+		"Enqueue": q.Enqueue,
+		"EnqueueMany": func(ctx context.Context, db onceq.DB, j onceq.Job) (onceq.Result, error) {
+			all, err := q.EnqueueMany(ctx, db, []onceq.Job{{Kind: "beside"}, j})
+			if len(all) < 2 {
+				return onceq.Result{}, err
+			}
+			return all[1], err
+		},
+		"SQL": func(ctx context.Context, db onceq.DB, j onceq.Job) (r onceq.Result, err error) {
+			payload, err := json.Marshal(j.Payload)
+			if err != nil {
+				return r, err
+			}
+			options := map[string]any{"window": "until_started"}
+			if j.Scope != "" {
+				options["scope"] = j.Scope
+			}
+			rows, err := db.Query(ctx, `select id, duplicate from onceq.enqueue($1, $2, $3, $4)`, j.Kind, payload, j.Key, options)
+			if err != nil {
+				return r, err
+			}
+			_, err = pgx.ForEachRow(rows, []any{&r.ID, &r.Duplicate}, func() error { return nil })
+			return r, err
+		},
+	}
+}
+
+// A job that runs has its key until the next one asks for it: with the same payload or with another, and never with that of
+// another kind. One that waits for its next attempt has its key. The first job's end leaves the second one's key alone.
+func TestUntilStarted(t *testing.T) {
+	t.Parallel()
+	for name := range waysToEnqueue(nil) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			enqueue := waysToEnqueue(q)[name]
+			index := func(version int) onceq.Job {
+				return onceq.Job{Kind: "index", Key: "42", Payload: version, Window: onceq.UntilStarted, Queue: "default"}
+			}
+			ask := func(j onceq.Job) onceq.Result {
+				t.Helper()
+				r, err := enqueue(ctx, db.Pool, j)
+				require.NoError(t, err)
+				return r
+			}
+			claim := func(id int64) *onceq.Lease {
+				t.Helper()
+				for range 100 {
+					leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+					require.NoError(t, err)
+					for _, l := range leases {
+						if l.ID == id {
+							return l
+						}
+						require.NoError(t, l.Complete(ctx, db.Pool))
+					}
+				}
+				t.Fatalf("job %d was not claimed", id)
+				return nil
+			}
+			first := ask(index(1))
+			require.False(t, first.Duplicate)
+			require.Equal(t, first.ID, ask(index(1)).ID)
+			_, err := enqueue(ctx, db.Pool, index(2))
+			require.Error(t, err) // it waits, and has another payload
+
+			running := claim(first.ID)
+			other := index(1)
+			other.Kind, other.Scope = "other", "index"
+			_, err = enqueue(ctx, db.Pool, other)
+			require.Error(t, err)
+			_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "index", Key: "42", Payload: 2})
+			require.ErrorIs(t, err, onceq.ErrMismatch) // who does not say UntilStarted waits for its end
+
+			// What is rolled back leaves the key to the first job.
+			tx, err := db.Pool.Begin(ctx)
+			require.NoError(t, err)
+			r, err := enqueue(ctx, tx, index(2))
+			require.NoError(t, err)
+			require.False(t, r.Duplicate)
+			require.NoError(t, tx.Rollback(ctx))
+			r, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "index", Key: "42", Payload: 1})
+			require.NoError(t, err)
+			require.Equal(t, first.ID, r.ID)
+
+			second := ask(index(2))
+			require.False(t, second.Duplicate)
+			require.Greater(t, second.ID, first.ID)
+			require.Equal(t, second.ID, ask(index(2)).ID)
+			require.NoError(t, running.Complete(ctx, db.Pool))
+			require.Equal(t, second.ID, ask(index(2)).ID)
+
+			running = claim(second.ID)
+			require.NoError(t, running.Fail(ctx, fmt.Errorf("fails")))
+			r = ask(index(2))
+			require.True(t, r.Duplicate)
+			require.Equal(t, second.ID, r.ID)
+			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+		})
+	}
+}
+
+// A handler may enqueue its own job's key in its transaction: the next run of what goes on for ever.
+func TestUntilStarted_AHandlerEnqueuesItsOwnKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	again := onceq.Kind[int]{Name: "again", Key: func(int) string { return "one" }, Window: onceq.UntilStarted}
+	runs := 0
+	handler := again.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
+		runs++
+		if n == 3 {
+			return nil
+		}
+		r, err := db.Queue.Enqueue(ctx, tx, again.Job(n+1))
+		if err == nil && r.Duplicate {
+			err = fmt.Errorf("job %d is a duplicate", r.ID)
+		}
+		return err
+	})
+	add(t, db, again.Job(1))
+	for _, ran := range db.Drain(handler) {
+		require.NoError(t, ran.Err)
+	}
+	require.Equal(t, 3, runs)
+	require.NoError(t, queuetest.Invariants(t.Context(), db.Pool, "onceq"))
+}
+
+// The enqueue that takes the key waits for the end of the job that it met running, and then takes the key as that of a finished job.
+func TestUntilStarted_BesideTheEnd(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	job := onceq.Job{Kind: "index", Key: "42", Payload: 1, Window: onceq.UntilStarted}
+	first := add(t, db, job)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 1})
+	require.NoError(t, err)
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	require.NoError(t, leases[0].Complete(ctx, tx))
+	job.Payload = 2
+	got := make(chan onceq.Result, 1)
+	go func() {
+		r, err := q.Enqueue(ctx, db.Pool, job)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	require.NoError(t, tx.Commit(ctx))
+	r := <-got
+	require.False(t, r.Duplicate)
+	require.Greater(t, r.ID, first)
+	require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+}
+
+// The end of a job waits for a transaction that has taken its key, and leaves that key alone.
+func TestUntilStarted_TheEndWaits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	job := onceq.Job{Kind: "index", Key: "42", Payload: 1, Window: onceq.UntilStarted}
+	add(t, db, job)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 1})
+	require.NoError(t, err)
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	job.Payload = 2
+	second, err := q.Enqueue(ctx, tx, job)
+	require.NoError(t, err)
+	require.False(t, second.Duplicate)
+	ended := make(chan error, 1)
+	go func() { ended <- leases[0].Complete(ctx, db.Pool) }()
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, <-ended)
+	r, err := q.Enqueue(ctx, db.Pool, job)
+	require.NoError(t, err)
+	require.Equal(t, second.ID, r.ID)
+	require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+}
+
+// Outside of jobs nothing is claimed ahead of its work, so the word has no meaning there.
+func TestUntilStarted_IsForJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var bad *onceq.InvalidError
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Scope: "s", Key: "k", Window: onceq.UntilStarted},
+		func(context.Context, *onceq.FenceLease) (int, error) { return 0, nil })
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, "Window", bad.Field)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Window: onceq.UntilStarted})
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, "Window", bad.Field)
+}
