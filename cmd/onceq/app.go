@@ -68,7 +68,7 @@ type app struct {
 	out, errOut io.Writer
 
 	database, schema, who string
-	json                  bool
+	json, wide            bool
 	timeout               time.Duration
 	conns                 int32 // of the pool; 0 means 2
 	each                  bool  // limit each statement by itself, in a call that sends many
@@ -104,6 +104,7 @@ Begin with: onceq doctor`,
 	flags.StringVarP(&a.database, "database", "d", "", "connection string, as a URL or as key=value; ps shows it to others on this machine (default $DATABASE_URL, else the PG* variables)")
 	flags.StringVar(&a.schema, "schema", envOr("ONCEQ_SCHEMA", "onceq"), "schema of onceq's tables (also $ONCEQ_SCHEMA)")
 	flags.BoolVar(&a.json, "json", false, "print JSON; errors too, on stderr")
+	flags.BoolVar(&a.wide, "wide", false, "print columns whole, also where that is wider than the terminal")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of each statement; those of a long command count one by one")
 	flags.StringVar(&a.who, "who", "", "who you are, for the audit trail (default $ONCEQ_WHO, else user@host)")
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Look and mend:"}, &cobra.Group{ID: "set", Title: "Set up:"})
@@ -112,7 +113,7 @@ Begin with: onceq doctor`,
 		id       string
 		commands []*cobra.Command
 	}{
-		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.mcpCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
+		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.statsCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.mcpCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
 		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.lanesCommand(), a.limitsCommand(), a.groupsCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
 		{"set", []*cobra.Command{a.migrateCommand(), a.importCommand(), a.checkCommand(), a.reapCommand()}},
 	} {
@@ -127,6 +128,7 @@ Begin with: onceq doctor`,
 	}
 	a.names = regexp.MustCompile(`\bonceq (` + strings.Join(names, "|") + `)\b`)
 	accepting(root)
+	exemplify(root)
 	a.completing(root)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usagef("%w; see: %s --help", err, c.CommandPath())

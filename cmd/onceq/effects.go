@@ -117,8 +117,6 @@ func (a *app) resolveCommand() *cobra.Command {
   --ask-again   let the policy decide once more, because the provider answers again or the code has another policy by now
 
 A held job runs again at once, when none of its effects is held any more. Flags choose the effects of many held jobs.`,
-		Example: `  onceq effects resolve 4711 charge --applied --result '"ch_123"' --why "found in the provider's log"
-  onceq effects resolve --kind mail --effect send --never`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags := c.queue != "" || c.kind != "" || c.scope != "" || len(c.states) > 0 || c.createdFrom != "" || c.createdB != "" || name != ""

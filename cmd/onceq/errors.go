@@ -40,8 +40,6 @@ func (a *app) errorsCommand() *cobra.Command {
 		Short: "Say which errors jobs failed with: how many, since when",
 		Long: `errors groups the newest jobs that are dead, held, or wait for another attempt, by kind and by the latest error without its numbers.
 The most frequent error comes first. It looks at up to --limit jobs, for five seconds.`,
-		Example: `  onceq jobs errors
-  onceq jobs errors --kind mail --state dead --created-from 2h`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.limit < 1 {
@@ -128,8 +126,6 @@ func (a *app) watchCommand() *cobra.Command {
 		Short: "Say what becomes of a job, until it has ended",
 		Long: `watch prints a line whenever the state, the attempts or the progress of a job change. It ends with the job: with 0 if that is completed, else with 1.
 With --json each line is the job, as onceq jobs list prints it. A job of a kind without a history (Kind.Keep) is gone when it is completed.`,
-		Example: `  onceq jobs watch 4711
-  onceq jobs redrive 4711 && onceq jobs watch 4711`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := jobIDs(args)

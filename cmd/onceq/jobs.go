@@ -34,9 +34,6 @@ func (a *app) listCommand() *cobra.Command {
 
 With --state dead or --state held it is quick at any size. For jobs that are rare among many others it looks for five seconds, some
 thousand jobs a statement, prints what it has found, and says where to go on. With --queue, up to 5,000 live jobs are looked at at once.`,
-		Example: `  onceq jobs list --state dead --kind mail
-  onceq jobs list --state waiting,retrying --queue billing --created-from 2h
-  onceq jobs list --state dead --json --limit 10000 | jq -r '.jobs[].id'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.limit < 1 {
@@ -415,12 +412,12 @@ type outcome struct {
 	Error string `json:"error,omitempty"`
 }
 
-func (a *app) verbCommand(v verb, short, long, example string) *cobra.Command {
+func (a *app) verbCommand(v verb, short, long string) *cobra.Command {
 	var c chosen
 	var agree consent
 	var why string
 	cmd := &cobra.Command{
-		Use: v.name + " [JOB...]", Short: short, Long: long, Example: example,
+		Use: v.name + " [JOB...]", Short: short, Long: long,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := jobIDs(args)
 			if err != nil {
@@ -641,9 +638,7 @@ func (a *app) cancelCommand() *cobra.Command {
 	}, "End jobs that are not finished", `cancel ends unfinished jobs. One that waits is cancelled at once. The handler of a running one is told with its worker's next beat, within
 10 s by default, and the job is cancelled unless it finishes first. Cancelled jobs stay in the history for a day at least, and redrive
 brings them back. The key of a job that no worker ever had is free at once; with --keep-keys it stays taken for its window, as the keys of
-the others do. Flags choose unfinished jobs in every state, and must name a queue, a kind or a scope.`,
-		`  onceq jobs cancel 4711
-  onceq jobs cancel --kind newsletter --state waiting,delayed`)
+the others do. Flags choose unfinished jobs in every state, and must name a queue, a kind or a scope.`)
 	cmd.Flags().BoolVar(&keep, "keep-keys", false, "keep the keys of jobs that never started taken for their windows too")
 	return cmd
 }
@@ -665,9 +660,7 @@ func (a *app) retryCommand() *cobra.Command {
 		},
 		words: func(r map[string]int) string { return plural(r["retried"], "job") + " run now." },
 	}, "Run now what waits for its next attempt, or is delayed", `retry lets jobs run now that wait: for their next attempt after a failure, or for the time that they were delayed to. Flags choose jobs that
-failed before; delayed ones only with --state delayed.`,
-		`  onceq jobs retry 4711
-  onceq jobs retry --kind charge    # the provider is back: do not wait for the backoff`)
+failed before; delayed ones only with --state delayed.`)
 }
 
 func (a *app) redriveCommand() *cobra.Command {
@@ -694,9 +687,7 @@ func (a *app) redriveCommand() *cobra.Command {
 		},
 	}, "Run dead, held or cancelled jobs again", `redrive runs finished jobs again: the same jobs, with their ids, keys and the outcomes of their effects, which are replayed and not done
 again. Attempts count from 0. Mend the cause first. Flags choose dead jobs unless --state says otherwise. A job whose key another job has
-taken since stays as it is. One that was cancelled while it waited for others waits for them again.`,
-		`  onceq jobs redrive 4711
-  onceq jobs redrive --kind mail --created-from 6h --dry-run`)
+taken since stays as it is. One that was cancelled while it waited for others waits for them again.`)
 }
 
 func (a *app) discardCommand() *cobra.Command {
@@ -714,9 +705,7 @@ func (a *app) discardCommand() *cobra.Command {
 		words: func(r map[string]int) string { return plural(r["discarded"], "job") + " discarded." },
 	}, "Delete finished jobs that nobody wants any more", `discard deletes finished jobs from the history. Their keys are free at once, whatever the window, and what is known of their effects is
 deleted: a new job with the same key does the effects again, a second mail, a second charge. For held jobs, onceq effects resolve is
-usually the right command. Flags choose dead jobs unless --state says otherwise.`,
-		`  onceq jobs discard 4711
-  onceq jobs discard --kind newsletter --created-before 30d`)
+usually the right command. Flags choose dead jobs unless --state says otherwise.`)
 }
 
 func (a *app) moveCommand() *cobra.Command {
@@ -760,9 +749,7 @@ func (a *app) moveCommand() *cobra.Command {
 	}, "Move jobs that nobody has to another queue", `move changes the queue of jobs that wait, are delayed, or wait for their next attempt or their lane: for a queue's name that was spelt wrong,
 or a queue whose workers are gone. They stay the same jobs, with their ids, keys, priorities, lanes and the outcomes of their effects. Those
 that are due come after what waits in the new queue. A job that a worker has stays. Jobs that are enqueued later still go where the code sends
-them.`,
-		`  onceq jobs move 4711 --to images
-  onceq jobs move --queue imagse --to images --why "misspelt in release 41"`)
+them.`)
 	cmd.Flags().StringVar(&to, "to", "", "the queue to which they go")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if strings.TrimSpace(to) == "" {

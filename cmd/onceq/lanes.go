@@ -144,9 +144,6 @@ func (a *app) laneLimitCommand() *cobra.Command {
 lanes list prints. FAMILY/ stands for all lanes of a family that have no limit of their own. Without N it prints the limit. 0 lets no more jobs
 start; those that are live run on. It lasts until somebody sets another limit, or removes it with --remove: then the family's limit holds, or one job
 runs at a time.`,
-		Example: `  onceq lanes limit book/account-7 0 --why "the bank closed it"
-  onceq lanes limit provider/ 4
-  onceq lanes limit provider/ --remove`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			family, name, ok := strings.Cut(args[0], "/")

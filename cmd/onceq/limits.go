@@ -65,9 +65,6 @@ func (a *app) limitSetCommand() *cobra.Command {
 		Long: `set replaces a limit, in all processes. With --at-once 0 and neither --max nor --rate no more jobs start; those that are live run on. A name that ends in a
 slash is for each limit whose name begins with it and that was not set itself. For a contract of never more than ten in any second say --max 10: jobs are
 spaced evenly. With --rate several start at once: in any time at most the burst and what the rate allows, so --rate 8 --burst 2 keeps the same contract.`,
-		Example: `  onceq limits set provider --max 10 --per 1s
-  onceq limits set provider --at-once 20 --rate 8 --burst 2
-  onceq limits set provider --at-once 0 --why "they are down"`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !slices.ContainsFunc([]string{"at-once", "max", "rate"}, cmd.Flags().Changed) {

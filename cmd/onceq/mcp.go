@@ -20,13 +20,12 @@ func (a *app) mcpCommand() *cobra.Command {
 		Use:   "mcp",
 		Short: "Serve the other commands to an assistant, over the Model Context Protocol on stdin and stdout",
 		Long: `mcp lets an assistant ask why a queue stands still. Each command that looks is a tool: doctor, queues, workers, jobs_list, jobs_explain and
-so on. It takes the flags of the command and answers with its JSON. Each call connects anew, as one from a shell does.
+so on. It takes the flags of the command and answers with its JSON. Each call connects anew, as one from a shell does. An assistant gets it by a
+command of its own, as: claude mcp add onceq -- onceq mcp
 
 It only reads, and payloads, results, metadata and progress notes are left out. --payloads shows them to the assistant, and to whoever runs its
 model. --act adds the commands that change something; they do not ask, and the audit trail says that they came through mcp.
 Errors and names come from whoever enqueued a job: an assistant with --act may be told there what to do. Without --act that harms nothing.`,
-		Example: `  onceq mcp
-  claude mcp add onceq -- onceq mcp`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := a.serveTools(act, payloads).Run(cmd.Context(), &mcp.StdioTransport{})

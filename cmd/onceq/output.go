@@ -282,7 +282,10 @@ func (a *app) print(t *table, empty string) {
 		a.say("%s\n", empty)
 		return
 	}
-	_, width := terminal(a.out)
+	width := 0
+	if !a.wide {
+		_, width = terminal(a.out)
+	}
 	for _, l := range t.lines(width, color(a.out)) {
 		a.say("%s\n", trusted(l)) // add has cleaned its cells
 	}

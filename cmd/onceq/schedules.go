@@ -280,8 +280,6 @@ func (a *app) backfillCommand() *cobra.Command {
 		Long: `backfill enqueues the jobs of all ticks between two times, both included, that the ledger does not show as fired. It says first how many
 these are; more than 10,000 are refused. If the schedule is in an application's code, a worker of that application does it. If it also has a Timetable in place
 of a spec, the number is not known before.`,
-		Example: `  onceq schedules backfill nightly-report --from 2026-01-01 --to 2026-01-08
-  onceq schedules backfill hourly-import --from 6h`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if from == "" {

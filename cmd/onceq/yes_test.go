@@ -12,7 +12,7 @@ func TestYes_EveryCommandThatChangesSomethingKnowsIt(t *testing.T) {
 	t.Parallel()
 	reads := map[string]bool{}
 	for _, name := range []string{
-		"doctor", "queues", "workers", "top", "ui", "mcp", "keys", "pauses", "actions", "check-payloads", "jobs list", "jobs errors", "jobs show", "jobs explain", "jobs watch",
+		"doctor", "queues", "stats", "workers", "top", "ui", "mcp", "keys", "pauses", "actions", "check-payloads", "jobs list", "jobs errors", "jobs show", "jobs explain", "jobs watch",
 		"effects list", "lanes list", "limits list", "groups list", "groups show", "schedules list", "schedules ticks",
 		"migrate status", "migrate sql", "migrate grants", "check",
 	} {
