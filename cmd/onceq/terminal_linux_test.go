@@ -161,7 +161,10 @@ func TestTerminalWidth(t *testing.T) {
 			require.LessOrEqual(t, utf8.RuneCountInString(line), int(width), line)
 		}
 	}
-	s := open(t, 80, []string{"NO_COLOR=1"}, db.URL, "queues")
+	s := open(t, 60, nil, db.URL, "jobs", "list", "--wide")
+	require.Equal(t, 0, s.end())
+	s.until("for welcome:3") // the end of an error
+	s = open(t, 80, []string{"NO_COLOR=1"}, db.URL, "queues")
 	require.Equal(t, 0, s.end())
 	s.until("mail")
 	require.NotContains(t, s.seen(), "\x1b")
@@ -174,8 +177,10 @@ func TestTop(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, schema())
 	kill(t, db, 2)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, charges.Job(7))
+	require.NoError(t, err)
 	p, url := newProxy(t, db)
-	_, err := db.Pool.Exec(t.Context(), `insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
+	_, err = db.Pool.Exec(t.Context(), `insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
 select date_trunc('minute', now()) - n * interval '1 minute', 0, 9, n, 0, 0, 'mail', 'other', '{9,0,0,0,0,0,0,0,0,0,0,0,0,0}' from generate_series(1, 20) n`)
 	require.NoError(t, err)
 	s := open(t, 100, []string{"NO_COLOR=1"}, url, "top", "--every", "500ms")
@@ -186,8 +191,58 @@ select date_trunc('minute', now()) - n * interval '1 minute', 0, 9, n, 0, 0, 'ma
 	s.until("no answer from the database since ")
 	p.up()
 	before := len(s.seen())
-	require.Eventually(t, func() bool { return strings.Contains(s.seen()[before:], "ctrl-c ends") }, 5*time.Minute, 20*time.Millisecond)
-	s.key("\x03")
+	require.Eventually(t, func() bool { return strings.Contains(s.seen()[before:], "q ends") }, 5*time.Minute, 20*time.Millisecond)
+	for _, step := range []struct{ key, shown string }{
+		{"j", "> mail"}, {"\x1b[A", "> billing"}, {"s", "by waiting"}, {"/ma", "/ma_"}, {"\r", "/ma   q ends"}, {"\r", "queue mail, esc for all"},
+		{" ", "STOPPED"}, {" ", "esc for all   q ends"}, {"\x7f", "by waiting /ma   q ends"}, {"\x1b", "by waiting   q ends"},
+	} {
+		s.press(step.key, step.shown)
+	}
+	s.key("q")
 	require.Equal(t, 0, s.end())
 	s.until("\x1b[?1049l")
+	const lines = unix.ICANON | unix.ECHO | unix.ISIG
+	settings, err := unix.IoctlGetTermios(int(s.side.Fd()), unix.TCGETS)
+	require.NoError(t, err)
+	require.EqualValues(t, lines, settings.Lflag&lines, "the terminal is as it was")
+
+	s = open(t, 100, nil, url, "top")
+	s.until("mail ")
+	s.key("\x03")
+	require.Equal(t, 0, s.end())
+}
+
+// press types a key and waits until the command shows a text after it.
+func (s *console) press(key, shown string) {
+	s.t.Helper()
+	before := len(s.seen())
+	s.key(key)
+	require.Eventually(s.t, func() bool { return strings.Contains(s.seen()[before:], shown) }, 5*time.Minute, 20*time.Millisecond, "%q after %q", shown, key)
+}
+
+// Where there are more queues than lines, the one that is marked is always among those that are shown.
+func TestTop_ManyQueues(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	var jobs []onceq.Job
+	for i := range 60 {
+		for range 1 + i {
+			jobs = append(jobs, onceq.Job{Kind: "k", Queue: fmt.Sprintf("queue %02d", i), Payload: 1})
+		}
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	s := open(t, 70, []string{"NO_COLOR=1"}, db.URL, "top", "--every", "500ms")
+	s.until("> queue 00")
+	require.NotContains(t, s.seen(), "queue 59")
+	s.press(strings.Repeat("j", 100), "> queue 59")
+	s.press("k", "> queue 58")
+	s.press("s", "> queue 01") // the queue with most jobs comes first
+	s.press(strings.Repeat("k", 60), "> queue 59")
+	s.press("/07", "queue 07")
+	s.press("q", "No queue has that in its name")
+	s.press("\x7f\r", "queue 07")
+	s.press("\x1b", "> queue 59")
+	s.key("q")
+	require.Equal(t, 0, s.end())
 }

@@ -18,9 +18,12 @@ func (a *app) topCommand() *cobra.Command {
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Watch the queues in a terminal, until ctrl-c",
+		Short: "Watch the queues in a terminal, until q",
 		Long: `top shows the counts of all queues, the jobs that run and what needs attention, again and again. When the database goes away, it says since
-when, and goes on when that is back. With --json it prints one line for each look, and needs no terminal.`,
+when, and goes on when that is back. With --json it prints one line for each look, and needs no terminal.
+
+Keys: the arrows, or j and k, mark a queue; enter shows it alone, with its jobs that run, and esc shows all. s sorts the queues by another column,
+/ shows only those whose name has a text in it, space stops and goes on. q ends top.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < 500*time.Millisecond {
@@ -57,43 +60,87 @@ const healthEvery = 15 * time.Second
 const countsEvery = 10 * time.Second
 
 func (a *app) watch(ctx context.Context, every time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var typed <-chan string
 	if !a.json {
 		a.say("\x1b[?1049h\x1b[?25l")       // another screen, no cursor
 		defer a.say("\x1b[?25h\x1b[?1049l") // and back
+		var restore func()
+		var err error
+		if typed, restore, err = keys(a.in); err != nil {
+			return err
+		}
+		defer restore()
 	}
+	var v view
 	var last look
 	var since time.Time
+	var failed error
+	type answer struct {
+		look
+		err error
+	}
+	answers := make(chan answer, 1) // of one look at a time, beside which keys are heard
+	ask := func() {
+		before, only := last, v.only
+		go func() {
+			now, err := a.look(ctx, before, only)
+			answers <- answer{now, err}
+		}()
+	}
+	ask()
+	var next <-chan time.Time
 	for {
-		now, err := a.look(ctx, last)
-		switch {
-		case ctx.Err() != nil:
-			return nil // ctrl-c is how top ends
-		case err == nil:
-			last, since = now, time.Time{}
-		case since.IsZero():
-			since = time.Now()
-		}
-		if a.json {
-			line := map[string]any{"at": last.at, "queues": queuesJSON(last.stats, nil)}
-			if err != nil {
-				line = map[string]any{"error": err.Error()}
-			}
-			if err := writeJSON(a.out, line, ""); err != nil {
-				return err
-			}
-		} else {
-			a.draw(last, since, err)
-		}
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-time.After(every):
+			return nil // ctrl-c is how top ends without a terminal's keys
+		case key := <-typed:
+			only := v.only
+			if v.press(key, last.stats) {
+				return nil
+			}
+			if v.only != only && next != nil {
+				next = time.After(0)
+			}
+		case now := <-answers:
+			next = time.After(every)
+			switch failed = now.err; {
+			case ctx.Err() != nil:
+				return nil
+			case failed == nil:
+				last, since = now.look, time.Time{}
+			case since.IsZero():
+				since = time.Now()
+			}
+			if a.json {
+				if err := a.printLook(last, failed); err != nil {
+					return err
+				}
+			}
+		case <-next:
+			if next = time.After(every); !v.stopped {
+				next = nil
+				ask()
+			}
+		}
+		if !a.json {
+			a.draw(last, v, since, failed)
 		}
 	}
 }
 
+func (a *app) printLook(l look, err error) error {
+	line := map[string]any{"at": l.at, "queues": queuesJSON(l.stats, nil)}
+	if err != nil {
+		line = map[string]any{"error": err.Error()}
+	}
+	return writeJSON(a.out, line, "")
+}
+
 // look asks the database. Each statement of it is bounded, so that a slow database gets no second question before the first is answered.
-func (a *app) look(ctx context.Context, last look) (now look, err error) {
+// Of only, if it names a queue, it gets the jobs that run.
+func (a *app) look(ctx context.Context, last look, only string) (now look, err error) {
 	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, 10*time.Second))
 	defer cancel()
 	if now.at, err = a.now(ctx); err != nil {
@@ -110,7 +157,7 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 		now.read = now.at
 	}
 	for _, s := range now.stats {
-		if s.Leased == 0 || len(now.running) >= 15 {
+		if s.Leased == 0 || len(now.running) >= 15 || only != "" && s.Queue != only {
 			continue
 		}
 		// With many jobs that wait, rare running ones are not looked for: that would read all of them.
@@ -134,10 +181,10 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 }
 
 // draw prints a look over the one before, without a flicker.
-func (a *app) draw(l look, since time.Time, err error) {
+func (a *app) draw(l look, v view, since time.Time, err error) {
 	_, width := terminal(a.out)
 	height := terminalHeight(a.out)
-	head := fmt.Sprintf("onceq top   schema %s   %s   ctrl-c ends", a.schema, stamp(l.at))
+	head := fmt.Sprintf("onceq top   schema %s   %s   %s", a.schema, stamp(l.at), v.says())
 	if err != nil {
 		why := strings.Join(strings.Fields(err.Error()), " ")
 		head = fmt.Sprintf("no answer from the database since %s; trying again: %s", ago(time.Since(since)+time.Second), why)
@@ -147,29 +194,46 @@ func (a *app) draw(l look, since time.Time, err error) {
 		lines[0] = red + lines[0] + reset
 	}
 	colored := color(a.out) && err == nil
-	if len(l.stats) > 0 {
-		lines = append(lines, queueTable(l.stats, l.counted, true).lines(width, colored)...)
-	} else if !l.at.IsZero() {
-		lines = append(lines, "No queue has jobs, a history or workers.")
-	}
+	var rest []string
 	for _, f := range l.findings {
-		if f.What == "waiting" { // the table shows that
+		if f.What == "waiting" || v.only != "" && f.Queue != v.only { // the table shows those that wait
 			continue
 		}
-		lines = append(lines, "", cut(clean(f.What+": "+f.Detail), width), cut("  "+clean(f.Advice), width))
+		rest = append(rest, "", cut(clean(f.What+": "+f.Detail), width), cut("  "+clean(f.Advice), width))
 	}
 	if len(l.running) > 0 {
 		t := newTable("RUNNING", "QUEUE", "KIND", "ATTEMPTS", "LOST", "AGE", "KEY").numbers("RUNNING", "LOST", "AGE")
 		for _, j := range l.running {
 			t.add(j.ID, j.Queue, j.Kind, fmt.Sprintf("%d/%d", j.Attempts, j.MaxAttempts), j.Lost, ago(l.at.Sub(j.CreatedAt)), j.Key)
 		}
-		lines = append(append(lines, ""), t.lines(width, colored)...)
+		rest = append(append(rest, ""), t.lines(width, colored)...)
 	}
+	switch stats := v.chosen(l.stats); {
+	case len(stats) > 0:
+		t := queueTable(stats, l.counted, true)
+		for i, row := range t.rows {
+			if mark := "  "; len(stats) > 1 {
+				if i == v.at {
+					mark = "> "
+				}
+				row[0] = mark + row[0]
+			}
+		}
+		rows := t.lines(width, colored)
+		room := max(height-3-min(len(rest), height/2), 1) // for queues; the one that is marked is among them
+		first := max(0, min(v.at-room/2, len(stats)-room))
+		lines = append(append(lines, rows[0]), rows[1+first:1+min(first+room, len(stats))]...)
+	case len(l.stats) > 0:
+		lines = append(lines, "No queue has that in its name.")
+	case !l.at.IsZero():
+		lines = append(lines, "No queue has jobs, a history or workers.")
+	}
+	lines = append(lines, rest...)
 	var b strings.Builder
 	b.WriteString("\x1b[H")
 	for i, line := range lines[:min(len(lines), height)] {
 		if i > 0 {
-			b.WriteString("\n")
+			b.WriteString("\r\n")
 		}
 		b.WriteString(line + "\x1b[K")
 	}
