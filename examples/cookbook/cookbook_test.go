@@ -11,5 +11,5 @@ import (
 // Each recipe is a program of its own.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
-	require.Len(t, programs.Test(t), 21)
+	require.Len(t, programs.Test(t), 22)
 }
