@@ -83,11 +83,6 @@ func (r DeadRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil
 
 const followMark = table.LineSep // a job with this as its lane in an insert waits for others
 
-// isFollowLine says of a line whether it is that of a follower.
-func isFollowLine(lane string) string {
-	return `pg_catalog.starts_with(` + lane + `, ` + table.Sep + `)`
-}
-
 const (
 	sqlDeadCancel = `2`
 	sqlDeadEnded  = `3` // only in job_history: DeadCancel, and it was this that ended the job
@@ -299,7 +294,7 @@ const cancelDead = `select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from
 // callLater puts off the call that onceq.follow has just written for a follower.
 var callLater = `
 update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
- where slot = ` + laneSlot(table.FollowLine("$1::bigint")) + ` and due <= statement_timestamp() + interval '1 second'
+ where slot = ` + table.LaneSlot(table.FollowLine("$1::bigint")) + ` and due <= statement_timestamp() + interval '1 second'
    and lane = ` + table.FollowLine("$1::bigint")
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps

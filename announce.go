@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
@@ -358,10 +359,10 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 		return func() {
 			switch {
 			case err == nil:
-				c.q.works(c.id, workAnnounce, "")
+				c.q.troubles.Works(c.id, watch.Announce, "")
 			case ctx.Err() == nil:
 				f.passOn = time.Now().Add(briefly)
-				c.q.fails(c.id, workAnnounce, "", err)
+				c.q.troubles.Fails(c.id, watch.Announce, "", err)
 			}
 		}
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // beats keeps what this worker holds: it extends leases, ends handlers whose lease is lost or whose job is cancelled, and
@@ -75,7 +76,7 @@ func (b *beats) beat() {
 		b.tasks.lose(t, "extend", EventLeaseLost)
 	}
 	if len(due) == 0 {
-		b.q.works(b.id, workExtend, "")
+		b.q.troubles.Works(b.id, watch.Extend, "")
 	}
 	b.extend(due)
 }
@@ -97,10 +98,10 @@ func (b *beats) extend(tasks []*task) {
 		answers, err := b.q.beat(ctx, b.db, leases, running, b.lease)
 		cancel()
 		if err != nil {
-			b.q.fails(b.id, workExtend, "", err, slog.Int("leases", len(leases)))
+			b.q.troubles.Fails(b.id, watch.Extend, "", err, slog.Int("leases", len(leases)))
 			return
 		}
-		b.q.works(b.id, workExtend, "")
+		b.q.troubles.Works(b.id, watch.Extend, "")
 		for i, t := range chunk {
 			b.heard(t, answers[i], began)
 		}

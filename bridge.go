@@ -10,6 +10,7 @@ import (
 
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 func init() {
@@ -95,9 +96,7 @@ func (forOps) Encode(r Resolution) (state int16, raw string, err error) {
 	return int16(r.state), raw, err
 }
 
-func (forOps) Troubles(q *Queue) []bridge.Trouble {
-	return q.troubles.list(func(troubleKey) bool { return true })
-}
+func (forOps) Troubles(q *Queue) []watch.Trouble { return q.troubles.List(nil) }
 
 func (forOps) Late(q *Queue, of func(kind string, job int64, since time.Time)) {
 	q.late.Range(func(_, v any) bool {

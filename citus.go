@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/reap"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -29,16 +30,16 @@ import (
 func onNode(statement string) string {
 	switch statement {
 	case finishJobs, giveBackJobs, cancelJobs, cancelDead, table.HurryJobs, replaceJobs, redriveJobs, table.DiscardJobs, emitEvent, beginAwait,
-		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, callLines,
+		promoteLines, callFamilies, settleLimits, takeSlots, setLimit, insertMembers, sweepMembers, tellMembers, enqueueDrawn, reap.CallLines,
 		requestCancels, table.MoveJobs, pauseIt, resumeIt, writePresence, writeCounts, rescanTurn, resolveFence, table.ResolveEffects:
 		return statement + ", onceq.meta"
-	case readFenceTable:
+	case reap.ReadFences:
 		return clusterSize
 	}
 	return statement
 }
 
-// clusterSize is readFenceTable for a schema on a node, of which the coordinator does not know how many rows came; a schema that
+// clusterSize is reap.ReadFences for a schema on a node, of which the coordinator does not know how many rows came; a schema that
 // is not sharded is on the coordinator.
 const clusterSize = `
 select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
@@ -141,7 +142,7 @@ var (
 
 	callOfBatch = `
 insert into onceq.lane_calls (slot, due, lane)
-values (` + laneSlot("$1::text") + `, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
+values (` + table.LaneSlot("$1::text") + `, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
                                                timestamptz 'epoch' + $3::bigint::float8 * interval '1 microsecond'), $1::text)`
 )
 

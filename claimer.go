@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
@@ -442,7 +443,7 @@ func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim)
 func (c *claimer) claimed(feeds []*feed, err error) bool {
 	if err == nil {
 		c.fails = 0
-		c.works(workClaim, feeds)
+		c.works(watch.Claim, feeds)
 		return true
 	}
 	if !errors.Is(err, errPausesChanged) {
@@ -466,14 +467,14 @@ func (c *claimer) claimFailed(feeds []*feed, err error) {
 	c.fails++
 	wait := min(5*time.Second, 50*time.Millisecond<<min(c.fails, 10))
 	c.notBefore, c.shaken = time.Now().Add(wait/2+rand.N(wait)), true
-	c.q.fails(c.id, workClaim, name, err, slog.Duration("next_try_in", wait))
+	c.q.troubles.Fails(c.id, watch.Claim, name, err, slog.Duration("next_try_in", wait))
 }
 
 // works reports that background work went well for these feeds. Work on several reports its failures without a name.
-func (c *claimer) works(w *work, feeds []*feed) {
-	c.q.works(c.id, w, "")
+func (c *claimer) works(w *watch.Work, feeds []*feed) {
+	c.q.troubles.Works(c.id, w, "")
 	for _, f := range feeds {
-		c.q.works(c.id, w, f.queue)
+		c.q.troubles.Works(c.id, w, f.queue)
 	}
 	if c.shaken {
 		c.shaken = false

@@ -16,6 +16,7 @@ import (
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // Workers count what becomes of their jobs, so that people can see rates without a monitoring system. A
@@ -214,9 +215,9 @@ func (r *Reaper) countDue(ctx context.Context) {
 		}
 		switch {
 		case err == nil:
-			r.q.works(owner, workCount, "")
+			r.q.troubles.Works(owner, watch.Count, "")
 		case ctx.Err() == nil:
-			r.q.fails(owner, workCount, "", err)
+			r.q.troubles.Fails(owner, watch.Count, "", err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/guard"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // EventType names what happened.
@@ -98,10 +99,10 @@ func (t EventType) Level() slog.Level {
 // observer is who hears what happens.
 type observer struct {
 	log      *slog.Logger
-	guard    *guard.Guard // calls the application's functions
-	hook     Hook         // nil for none
-	troubles troubles     // background work that fails
-	waits    waits        // calls of Wait
+	guard    *guard.Guard   // calls the application's functions
+	hook     Hook           // nil for none
+	troubles watch.Troubles // background work that fails
+	waits    waits          // calls of Wait
 }
 
 // level is the level at which an event that ends an attempt is logged: see Kind.LogLevel.

@@ -106,7 +106,7 @@ func (q *Queue) UnholdAll(ctx context.Context) error { return q.unholdAll(ctx, q
 // ReaperPass makes a pass. grown then says whether so many keys have come since that the Reaper ends its rest.
 func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 	_, last, _, err := r.pass(ctx)
-	return func() bool { return r.grown(ctx, last) }, err
+	return func() bool { return r.reaper.Grown(ctx, last) }, err
 }
 
 // TakeApart makes q send its statements as on Citus.

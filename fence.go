@@ -109,7 +109,7 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
 		return nil, err
 	}
-	if end := max(unknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == ClassRequest && f.lifetime >= 0 && f.policy.runsAgain() > end {
+	if end := max(table.UnknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == ClassRequest && f.lifetime >= 0 && f.policy.runsAgain() > end {
 		return nil, invalid("Policy", "runs again for %s, but a ClassRequest key whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
 	}
 	if err := f.policy.check(); err != nil {

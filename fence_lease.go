@@ -14,6 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/calls"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // FenceLease is the answer to Fence.Claim: the right to do the work or, with Replayed set, the result of the work that was
@@ -368,7 +369,7 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer c.f.q.ends(c)
+		defer c.f.q.troubles.Ends(c)
 		until := c.began.Add(c.f.lease)
 		wait := time.NewTimer(c.f.lease / 3)
 		defer wait.Stop()
@@ -389,7 +390,7 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 				return
 			case err == nil:
 				until = began.Add(c.f.lease)
-				c.f.q.works(c, workExtend, "")
+				c.f.q.troubles.Works(c, watch.Extend, "")
 			case errors.Is(err, ErrLeaseLost) || !time.Now().Before(until):
 				lost := c.lost("extend")
 				c.f.emit(ctx, EventLeaseLost, c.Token, lost)
@@ -397,7 +398,7 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 				return
 			default:
 				next = min(next/4, time.Until(until)) // the database cannot be reached: try while there is time
-				c.f.q.fails(c, workExtend, "", err)
+				c.f.q.troubles.Fails(c, watch.Extend, "", err)
 			}
 			wait.Reset(next)
 		}

@@ -87,27 +87,6 @@ func (j *Job) checkWeight() error {
 	return nil
 }
 
-// laneSlot is the row of lane_locks that a lane belongs to. It must never change while there are jobs: two promoters would
-// then count one lane at once. A server in FIPS mode has no md5, and this reads the lane's bytes without a function that is not immutable,
-// which Citus would refuse: backslashes alone mean something to decode.
-func laneSlot(lane string) string {
-	return `(pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(` + lane + `, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint`
-}
-
-// isLive says whether place p has its job.
-const isLive = `(exists (select from onceq.jobs where id = p.id and ` + table.PlaceOfJob + ` offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and ` + table.PlaceOfWait + ` offset 0))`
-
-// liveCount is how many jobs have places of a lane or a limit that may have n. Nobody counts those that may have any number: 0.
-func liveCount(lane, n string) string {
-	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + n + ` < ` + table.NoCapSQL + ` and ` + isLive + ` offset 0)`
-}
-
-// anyDue says that a job waits for a lane or a limit whose time has come.
-func anyDue(lane string) string {
-	return `exists (select from ` + table.DueIn(lane, "1") + ` offset 0)`
-}
-
 // SetLaneLimit sets how many jobs of a lane may be live at once: waiting to be claimed, running, or waiting for their next
 // attempt. family is Kind.LaneFamily, by default the kind's name. With an empty name the limit is for all lanes of the
 // family that have none of their own. Without a limit it is 1; 0 lets no more jobs in. It takes effect when db commits.

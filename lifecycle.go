@@ -91,7 +91,7 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	q := r.w.q
 	defer r.giveUp()
 	defer r.cancel(errShutdown)
-	defer q.ends(r.id)
+	defer q.troubles.Ends(r.id)
 	ctx, r.exec.stop = context.WithCancelCause(ctx)
 	defer r.exec.stop(nil)
 	defer context.AfterFunc(r.claimer.db.Own.Closed, func() { r.exec.stop(errPoolClosed) })()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
@@ -196,9 +197,9 @@ select 1`
 func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	defer func() {
 		if err == nil {
-			l.q.works(l.id, workAnnounce, "")
+			l.q.troubles.Works(l.id, watch.Announce, "")
 		} else if ctx.Err() == nil {
-			l.q.fails(l.id, workAnnounce, "", err)
+			l.q.troubles.Fails(l.id, watch.Announce, "", err)
 		}
 	}()
 	until := 3 * announceAgain
@@ -261,17 +262,17 @@ func (l *listener) listens(ctx context.Context) error {
 func (l *listener) confirm(prepares bool) {
 	l.notOfTx.Store(prepares)
 	l.Confirmed.Store(true)
-	l.q.works(l.id, workListen, "")
+	l.q.troubles.Works(l.id, watch.Listen, "")
 	l.Woken("") // so that the claimer ends its short polls and announces that it waits: notifications may have been lost
 }
 
 // isLost says that the session no longer listens for this run, and when that is tried again.
 func (l *listener) isLost(err error, next time.Duration) {
 	if errors.Is(err, pg.ErrUnheard) {
-		l.q.works(l.id, workListen, "") // polling is all that can be done there
+		l.q.troubles.Works(l.id, watch.Listen, "") // polling is all that can be done there
 		l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", next), slog.Any("reason", err))
 	} else {
-		l.q.fails(l.id, workListen, "", err, slog.Duration("next_try_in", next))
+		l.q.troubles.Fails(l.id, watch.Listen, "", err, slog.Duration("next_try_in", next))
 	}
 }
 

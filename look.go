@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // lookForJobs asks of several queues at once which of them have something to claim after the given places, one place for
@@ -505,7 +506,7 @@ func (c *claimer) lookFailed(ctx context.Context, err error) {
 	l := &c.looks
 	l.fails++
 	wait := min(5*time.Second, 50*time.Millisecond<<min(l.fails, 10))
-	c.q.fails(c.id, workLook, "", err, slog.Duration("next_try_in", wait))
+	c.q.troubles.Fails(c.id, watch.Look, "", err, slog.Duration("next_try_in", wait))
 	c.shaken = true
 	l.notAgain = time.Now().Add(wait/2 + rand.N(wait))
 	l.at, l.all = l.notAgain, lookAtAll{}
@@ -514,7 +515,7 @@ func (c *claimer) lookFailed(ctx context.Context, err error) {
 // looked takes what a look saw, of feeds from which nothing was claimed meanwhile.
 func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	c.looks.fails = 0
-	c.works(workLook, nil)
+	c.works(watch.Look, nil)
 	still := func(i int) bool { return feeds[i].moves == moves[i] && feeds[i].idle() }
 	for _, f := range feeds {
 		f.next = time.Time{}

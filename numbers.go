@@ -105,11 +105,7 @@ const (
 const (
 	maxLease      = 7 * 24 * time.Hour     // a longer one would keep the work of a process that died
 	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
-	unknownFor    = 30 * 24 * time.Hour    // so long a client's key of unknown outcome stays, and
-	notedEvery    = 24 * time.Hour         // that much longer: who asks for it is noted so often
-	hoursKept     = 31 * 24 * time.Hour    // then a Reaper removes the counts of an hour
 	dueRows       = 100_000                // jobs of a queue and priority that a Reaper looks at for Count.Due
-	fencePages    = 200                    // pages of some 50 fences that a statement of the Reaper reads
 )
 
 // What people are told of a mismatch (payload.go).

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
@@ -105,7 +106,7 @@ func (o *outbox) start(writing *sync.WaitGroup, drains bool) {
 func (o *outbox) loop() {
 	for batch := o.take(); len(batch) > 0; batch = o.take() {
 		o.write(batch, o.whole, time.Time{})
-		o.q.works(o.id, workFinish, "") // or it was given up
+		o.q.troubles.Works(o.id, watch.Finish, "") // or it was given up
 	}
 }
 
@@ -130,9 +131,9 @@ func (o *outbox) tryLocked() {
 	o.room.Broadcast()
 	switch {
 	case left == 0:
-		o.q.works(o, workFinish, "") // not the writers' trouble, which ends with what they write
+		o.q.troubles.Works(o, watch.Finish, "") // not the writers' trouble, which ends with what they write
 	case report:
-		o.q.fails(o, workFinish, "", refused, slog.Int("jobs", left))
+		o.q.troubles.Fails(o, watch.Finish, "", refused, slog.Int("jobs", left))
 	}
 }
 
@@ -215,7 +216,7 @@ func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
 			o.giveUp(left, err)
 			return
 		}
-		o.q.fails(o.id, workFinish, "", err, slog.Int("jobs", len(left)))
+		o.q.troubles.Fails(o.id, watch.Finish, "", err, slog.Int("jobs", len(left)))
 		for i := range left {
 			left[i].unsure = true // it may have been stored, and only the answer lost
 			if next != nil {

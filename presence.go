@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // Each worker has a row in workers, so that people can see who works what, and so that Explain can say that
@@ -139,16 +140,16 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		}
 		switch {
 		case err == nil:
-			p.q.works(p.id, workPresence, "")
+			p.q.troubles.Works(p.id, watch.Presence, "")
 		case ctx.Err() == nil:
-			p.q.fails(p.id, workPresence, "", err)
+			p.q.troubles.Fails(p.id, watch.Presence, "", err)
 		}
 		if !time.Now().Before(minute) {
 			minute = over()
 			if err = p.tally.writeAll(); err == nil {
-				p.q.works(p.id, workCount, "")
+				p.q.troubles.Works(p.id, watch.Count, "")
 			} else if ctx.Err() == nil {
-				p.q.fails(p.id, workCount, "", err)
+				p.q.troubles.Fails(p.id, watch.Count, "", err)
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
@@ -148,14 +149,14 @@ func (p *promoter) loop(ctx context.Context) {
 		if err != nil {
 			wait := min(5*time.Second, 50*time.Millisecond<<min(fails, 10))
 			fails++
-			p.q.fails(p.id, workPromote, "", err, slog.Duration("next_try_in", wait))
+			p.q.troubles.Fails(p.id, watch.Promote, "", err, slog.Duration("next_try_in", wait))
 			if !nap.For(ctx, wait/2+rand.N(wait), nil) {
 				return
 			}
 			continue
 		}
 		fails = 0
-		p.q.works(p.id, workPromote, "")
+		p.q.troubles.Works(p.id, watch.Promote, "")
 		if did.calls > 0 {
 			p.seen.Store(true)
 			if p.found = time.Now(); did.jobs > 0 {

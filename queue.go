@@ -19,6 +19,7 @@ import (
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // SchemaVersion is the version of the tables that this code was written for. It works with those from MinSchemaVersion on,
@@ -95,8 +96,12 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	q.quarantine = &processTurn
 	q.log = guard.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	q.guard = guard.New(q.log)
+	q.troubles.Log = q.log
 	if cfg.Hook != nil {
 		q.hook = guardedHook{cfg.Hook, q.guard}
+		q.troubles.Report = func(w *watch.Work, queue string, count int, err error) {
+			q.hook.Event(context.Background(), Event{Type: EventBackground, Name: w.Name, Queue: queue, Count: count, Err: err})
+		}
 	}
 	if len(schema) > 63 || !utf8.ValidString(schema) || strings.ContainsRune(schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", schema)

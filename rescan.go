@@ -11,6 +11,7 @@ import (
 
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // The rescan finds the jobs that claims no longer find because they are before this worker's position (see cursor), and
@@ -140,14 +141,14 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 	}
 	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused || !f.hasRoom() })
 	if !r.known.IsZero() {
-		c.q.works(c.id, workRescan, "")
+		c.q.troubles.Works(c.id, watch.Rescan, "")
 		is := make(map[*feed]bool, len(r.feeds))
 		for _, f := range r.feeds {
 			is[f] = true
 		}
 		for _, f := range c.feeds {
 			if !is[f] { // there is nothing to do, or another worker does it
-				c.q.works(c.id, workRescan, f.queue)
+				c.q.troubles.Works(c.id, watch.Rescan, f.queue)
 			}
 		}
 	}
@@ -246,9 +247,9 @@ func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 		name = feeds[0].queue
 	}
 	if err == nil {
-		c.works(workRescan, feeds)
+		c.works(watch.Rescan, feeds)
 	} else if ctx.Err() == nil {
-		c.q.fails(c.id, workRescan, name, err)
+		c.q.troubles.Fails(c.id, watch.Rescan, name, err)
 	}
 	return err == nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // Part is a part of a service that Serve runs: a *Worker, a *Reaper, what onceqhttp.Part makes of an
@@ -61,9 +62,7 @@ func (w *Worker) Ready() error {
 	case r.exec.stopping.Load():
 		return errors.New("onceq: the worker is shutting down")
 	}
-	found := w.q.troubles.list(func(k troubleKey) bool {
-		return k.owner == r.id && (k.work == workClaim || k.work == workLook || k.work == workFinish)
-	})
+	found := w.q.troubles.List(r.id, watch.Claim, watch.Look, watch.Finish)
 	if len(found) > 0 {
 		return fmt.Errorf("onceq: %s", found[0].Detail)
 	}

@@ -126,9 +126,9 @@ update onceq.job_fences f set leased_until = statement_timestamp()
 returning f.token`
 
 // remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
-// keeps asking never finds the key new. Once a day is enough (notedEvery). It returns what was told.
+// keeps asking never finds the key new. Once a day is enough (table.NotedEvery). It returns what was told.
 func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
-	if f.class != ClassRequest || r.now.Sub(r.until) < notedEvery {
+	if f.class != ClassRequest || r.now.Sub(r.until) < table.NotedEvery {
 		return told
 	}
 	var token int64

@@ -23,6 +23,7 @@ import (
 
 	"github.com/onceq/onceq/internal/listing"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/reap"
 	"github.com/onceq/onceq/internal/table"
 
 	"github.com/onceq/onceq/internal/jsonb"
@@ -754,14 +755,14 @@ var built = map[string]string{
 	"enqueueOneFrom drawn":    enqueueOneDrawn,
 	"enqueueJobsFrom":         enqueueJobs,
 	"enqueueJobsFrom drawn":   enqueueDrawn,
-	"forgetMembers":           forgetMembers,
-	"findIdle":                findIdle,
+	"ForgetMembers":           reap.ForgetMembers,
+	"FindIdle":                reap.FindIdle,
 	"readGroups":              readGroups,
 	"limitsUnset":             limitsUnset,
 	"laneLimit":               "select " + table.LimitOf("$1::text"),
-	"reapOrphans":             reapOrphans,
-	"reapHistory":             reapHistory,
-	"reapAwaits":              reapAwaits,
+	"NoteOrphans":             reap.NoteOrphans,
+	"RemoveHistory":           reap.RemoveHistory,
+	"RemoveAwaits":            reap.RemoveAwaits,
 	"checkTx":                 checkTx,
 	"inTx completeOne":        inTx[completeOne],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
@@ -776,7 +777,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.

@@ -12,6 +12,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/watch"
 )
 
 // library is what this package needs of the package onceq and what that does not export.
@@ -50,7 +51,7 @@ type library interface {
 	Encode(r onceq.Resolution) (state int16, raw string, err error)
 
 	// What this process knows by itself, and the rest.
-	Troubles(q *onceq.Queue) []bridge.Trouble
+	Troubles(q *onceq.Queue) []watch.Trouble
 	Late(q *onceq.Queue, of func(kind string, job int64, since time.Time)) // handlers that do not return
 	MetaLacks(q *onceq.Queue) (detail, advice string)
 	Pace(l onceq.Limit) (n int, per time.Duration, burst int)

@@ -27,11 +27,3 @@ type Job struct {
 
 // Redriven says what became of the jobs of one statement: see the function redrive of the schema.
 type Redriven struct{ Back, Taken, Held, Early, UsedUp []int64 }
-
-// Trouble is work in the background that fails, and what to do about it.
-type Trouble struct {
-	Queue          string
-	Detail, Advice string
-	Error          string
-	Since          time.Time
-}

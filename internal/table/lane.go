@@ -11,6 +11,32 @@ import (
 // FollowLine is the line in which a follower waits.
 func FollowLine(id string) string { return Sep + ` || pg_catalog.lpad(` + id + `::text, 19, '0')` }
 
+// LaneSlot is the row of lane_locks that a lane belongs to. It must never change while there are jobs: two promoters would
+// then count one lane at once. A server in FIPS mode has no md5, and this reads the lane's bytes without a function that is not immutable,
+// which Citus would refuse: backslashes alone mean something to decode.
+func LaneSlot(lane string) string {
+	return `(pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(` + lane + `, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint`
+}
+
+// isLive says whether place p has its job.
+const isLive = `(exists (select from onceq.jobs where id = p.id and ` + PlaceOfJob + ` offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and ` + PlaceOfWait + ` offset 0))`
+
+// LiveCount is how many jobs have places of a lane or a limit that may have n. Nobody counts those that may have any number: 0.
+func LiveCount(lane, n string) string {
+	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + n + ` < ` + NoCapSQL + ` and ` + isLive + ` offset 0)`
+}
+
+// AnyDue says that a job waits for a lane or a limit whose time has come.
+func AnyDue(lane string) string {
+	return `exists (select from ` + DueIn(lane, "1") + ` offset 0)`
+}
+
+// IsFollowLine says of a line whether it is that of a follower.
+func IsFollowLine(lane string) string {
+	return `pg_catalog.starts_with(` + lane + `, ` + Sep + `)`
+}
+
 // IsOpen says whether a member of a group is unfinished.
 func IsOpen(group string) string {
 	return `exists (select from (select from onceq.job_members where group_id = ` + group + ` and state = 0 order by job_id desc limit 1) m)`

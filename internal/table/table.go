@@ -45,6 +45,8 @@ const (
 	PresentEvery = time.Minute                // a worker three of whose rows did not come is gone
 	MaxDelay     = 100 * 365 * 24 * time.Hour // a longer one is cut: a mistake in units is no reason to fail
 	CountsKept   = 25 * time.Hour             // then a Reaper removes the counts of a minute and of ten
+	UnknownFor   = 30 * 24 * time.Hour        // so long a client's key of unknown outcome stays, and
+	NotedEvery   = 24 * time.Hour             // that much longer: who asks for it is noted so often
 	CountsDelay  = 10 * time.Second           // in so long after a full minute workers write counts and rows
 )
 

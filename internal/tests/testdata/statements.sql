@@ -1135,10 +1135,10 @@ insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflic
 -- rate.go: takeSlots
 select f.starts, f.taken, f.waited, f.back, f.ahead from onceq.take_slots($1::text, $2::bigint[], $3::int[], $4::bigint[]) f;
 
--- reaper.go: callLines
+-- reap.go: CallLines
 select 1 from onceq.call($1::text[], $2::timestamptz) f;
 
--- reaper.go: findIdle
+-- reap.go: FindIdle
 with recursive behind as materialized (
   select s.slot from pg_catalog.generate_series(0, 15) as s(slot)
    where exists (select from onceq.lane_calls
@@ -1171,7 +1171,7 @@ select array(
        pg_catalog.count(lane), coalesce(pg_catalog.max(lane), ''), statement_timestamp()
   from line;
 
--- reaper.go: forgetMembers
+-- reap.go: ForgetMembers
 with page as materialized (
   select group_id, job_id, state, told from onceq.job_members
    where (group_id, job_id) > ($1::bigint, $2::bigint)
@@ -1193,106 +1193,7 @@ gone as (
 select count(*), coalesce(pg_catalog.max(group_id), 0),
        coalesce((pg_catalog.array_agg(job_id order by group_id desc, job_id desc))[1], 0) from page;
 
--- reaper.go: forgetStops
-delete from onceq.lane_stops s
- where not exists (select from onceq.job_history h where h.id = s.id offset 0);
-
--- reaper.go: readFenceTable
-select pg_catalog.pg_relation_size('onceq.job_fences'::regclass) / pg_catalog.current_setting('block_size')::bigint,
-       pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
-
--- reaper.go: reapAwaits
-with page as materialized (
-  select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
-),
-round as materialized (
-  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from pg_catalog.timezone('UTC', j.created_at)) * 1e6)::bigint) from onceq.jobs j where j.id = p.job_id),
-                                  (select coalesce(w.identity, (extract(epoch from pg_catalog.timezone('UTC', w.created_at)) * 1e6)::bigint) from onceq.job_waits w where w.id = p.job_id),
-                                  (select coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
-                            9223372036854775807) as earliest
-    from (select distinct job_id from page) p
-),
-d as materialized (
-  select a.place
-    from round r cross join lateral (
-         select ctid as place from onceq.job_awaits where job_id = r.job_id and identity < r.earliest for update skip locked) a
-),
-gone as (
-  delete from onceq.job_awaits where ctid = any (array (select place from d))
-  returning 1
-)
-select (select count(*) from gone), (select count(*) from page), (select pg_catalog.max(job_id) from page);
-
--- reaper.go: reapFences
-with d as materialized (
-  select f.ctid from onceq.job_fences f
-   where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
-     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= $4::timestamptz
-      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.leased_until) + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond') <= $7::timestamptz)
-   limit $3::int
-     for update skip locked
-),
-gone as (
-  delete from onceq.job_fences f
-   where f.ctid = any (array (select ctid from d))
-  returning f.class, f.state
-)
-select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) filter (where class = 3),
-       count(*) filter (where class <> 3 and not f.state in (3, 4, 5)) from gone f;
-
--- reaper.go: reapHistory
-with d as materialized (
-  select h.ctid as place, h.state = 7 and exists (
-           select from onceq.job_fences f
-            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint)), true) and f.state in (1, 2, 6)) as open
-    from onceq.job_history h
-   where keep_until <= statement_timestamp()
-   order by keep_until
-   limit $1::int
-     for update of h skip locked
-),
-stays as (
-  update onceq.job_history
-     set keep_until = statement_timestamp() + $2::bigint::float8 * interval '1 millisecond'
-   where ctid = any (array (select place from d where open)) and keep_until <= statement_timestamp()
-  returning id
-),
-gone as (
-  delete from onceq.job_history
-   where ctid = any (array (select place from d where not open)) and keep_until <= statement_timestamp()
-  returning id
-)
-select (select count(*) from gone), (select count(*) from stays);
-
--- reaper.go: reapMembers
-with recursive page (id, n) as (
-  (select group_id, 1 from onceq.job_members where group_id > $1::bigint order by group_id limit 1)
-  union all
-  select (select m.group_id from onceq.job_members m where m.group_id > p.id order by m.group_id limit 1), p.n + 1
-    from page p where p.id is not null and p.n < $2::int
-),
-lost as materialized (
-  select p.id from page p
-   where p.id is not null
-     and not exists (select from onceq.jobs j where j.id = p.id)
-     and not exists (select from onceq.job_waits w where w.id = p.id)
-     and not exists (select from onceq.job_history h where h.id = p.id)
-),
-d as materialized (
-  select m.group_id, m.job_id
-    from lost l cross join lateral (
-         select group_id, job_id from onceq.job_members where group_id = l.id limit $2::int for update skip locked) m
-   limit $2::int
-),
-gone as (
-  delete from onceq.job_members m using d
-   where m.group_id = any (array[d.group_id]) and m.job_id = d.job_id
-  returning 1
-)
-select (select count(*) from gone), (select pg_catalog.count(id) from page), (select pg_catalog.max(id) from page);
-
--- reaper.go: reapOrphans
+-- reap.go: NoteOrphans
 with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and f.job_id is not null and (
@@ -1319,7 +1220,106 @@ noted as (
 )
 select count(*) filter (where state <> 5), count(*) filter (where state = 5) from noted;
 
--- reaper.go: reapRest
+-- reap.go: ReadFences
+select pg_catalog.pg_relation_size('onceq.job_fences'::regclass) / pg_catalog.current_setting('block_size')::bigint,
+       pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
+
+-- reap.go: RemoveAwaits
+with page as materialized (
+  select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
+),
+round as materialized (
+  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from pg_catalog.timezone('UTC', j.created_at)) * 1e6)::bigint) from onceq.jobs j where j.id = p.job_id),
+                                  (select coalesce(w.identity, (extract(epoch from pg_catalog.timezone('UTC', w.created_at)) * 1e6)::bigint) from onceq.job_waits w where w.id = p.job_id),
+                                  (select coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
+                            9223372036854775807) as earliest
+    from (select distinct job_id from page) p
+),
+d as materialized (
+  select a.place
+    from round r cross join lateral (
+         select ctid as place from onceq.job_awaits where job_id = r.job_id and identity < r.earliest for update skip locked) a
+),
+gone as (
+  delete from onceq.job_awaits where ctid = any (array (select place from d))
+  returning 1
+)
+select (select count(*) from gone), (select count(*) from page), (select pg_catalog.max(job_id) from page);
+
+-- reap.go: RemoveHistory
+with d as materialized (
+  select h.ctid as place, h.state = 7 and exists (
+           select from onceq.job_fences f
+            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = pg_catalog.int8send(coalesce(h.identity, (extract(epoch from pg_catalog.timezone('UTC', h.created_at)) * 1e6)::bigint)), true) and f.state in (1, 2, 6)) as open
+    from onceq.job_history h
+   where keep_until <= statement_timestamp()
+   order by keep_until
+   limit $1::int
+     for update of h skip locked
+),
+stays as (
+  update onceq.job_history
+     set keep_until = statement_timestamp() + $2::bigint::float8 * interval '1 millisecond'
+   where ctid = any (array (select place from d where open)) and keep_until <= statement_timestamp()
+  returning id
+),
+gone as (
+  delete from onceq.job_history
+   where ctid = any (array (select place from d where not open)) and keep_until <= statement_timestamp()
+  returning id
+)
+select (select count(*) from gone), (select count(*) from stays);
+
+-- reap.go: forgetStops
+delete from onceq.lane_stops s
+ where not exists (select from onceq.job_history h where h.id = s.id offset 0);
+
+-- reap.go: removeFences
+with d as materialized (
+  select f.ctid from onceq.job_fences f
+   where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
+     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= $4::timestamptz
+      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
+     and pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.leased_until) + (greatest(f.lifetime, $5::bigint) + $6::bigint)::float8 * interval '1 millisecond') <= $7::timestamptz)
+   limit $3::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.job_fences f
+   where f.ctid = any (array (select ctid from d))
+  returning f.class, f.state
+)
+select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) filter (where class = 3),
+       count(*) filter (where class <> 3 and not f.state in (3, 4, 5)) from gone f;
+
+-- reap.go: removeMembers
+with recursive page (id, n) as (
+  (select group_id, 1 from onceq.job_members where group_id > $1::bigint order by group_id limit 1)
+  union all
+  select (select m.group_id from onceq.job_members m where m.group_id > p.id order by m.group_id limit 1), p.n + 1
+    from page p where p.id is not null and p.n < $2::int
+),
+lost as materialized (
+  select p.id from page p
+   where p.id is not null
+     and not exists (select from onceq.jobs j where j.id = p.id)
+     and not exists (select from onceq.job_waits w where w.id = p.id)
+     and not exists (select from onceq.job_history h where h.id = p.id)
+),
+d as materialized (
+  select m.group_id, m.job_id
+    from lost l cross join lateral (
+         select group_id, job_id from onceq.job_members where group_id = l.id limit $2::int for update skip locked) m
+   limit $2::int
+),
+gone as (
+  delete from onceq.job_members m using d
+   where m.group_id = any (array[d.group_id]) and m.job_id = d.job_id
+  returning 1
+)
+select (select count(*) from gone), (select pg_catalog.count(id) from page), (select pg_catalog.max(id) from page);
+
+-- reap.go: removeRest
 with d as materialized (
   select ctid from onceq.waiters
    where idle_until <= statement_timestamp() - $2::bigint::float8 * interval '1 millisecond'

@@ -1,4 +1,6 @@
-package onceq
+// Package watch knows which work in the background fails: workers and Reapers tell it, and people ask. It
+// imports pg and sqlstate.
+package watch
 
 import (
 	"cmp"
@@ -11,34 +13,37 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// work is a sort of work that workers and Reapers do repeatedly in the background.
-type work struct {
-	name  string // Event.Name
+// Work is a sort of work that workers and Reapers do repeatedly in the background.
+type Work struct {
+	Name  string // onceq.Event.Name
 	doing string
 	until string // what happens while it fails
 }
 
+// The sorts.
 var (
-	workClaim    = &work{"claim", "claiming jobs", "no job starts"}
-	workRescan   = &work{"rescan", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
-	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
-	workFinish   = &work{"finish", "storing outcomes", "it is not known whether outcomes are recorded; a job whose outcome is not recorded runs again when its lease has run out"}
-	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
-	workPromote  = &work{"promote", "letting jobs into their lanes", "lanes with room may stay still"}
-	workLook     = &work{"look", "looking for jobs that are due", "jobs that no notification announces do not start"}
-	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
-	workPresence = &work{"presence", "writing a worker's row", "Workers and Explain take this worker for one that has gone"}
-	workCount    = &work{"count", "writing what the worker has counted", "Counts is behind"}
-	workReap     = &work{"reap", "reaping", "the tables grow"}
+	Claim    = &Work{"claim", "claiming jobs", "no job starts"}
+	Rescan   = &Work{"rescan", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
+	Extend   = &Work{"extend", "extending leases", "leases run out and their jobs run again"}
+	Finish   = &Work{"finish", "storing outcomes", "it is not known whether outcomes are recorded; a job whose outcome is not recorded runs again when its lease has run out"}
+	Announce = &Work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
+	Promote  = &Work{"promote", "letting jobs into their lanes", "lanes with room may stay still"}
+	Look     = &Work{"look", "looking for jobs that are due", "jobs that no notification announces do not start"}
+	Listen   = &Work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
+	Presence = &Work{"presence", "writing a worker's row", "Workers and Explain take this worker for one that has gone"}
+	Count    = &Work{"count", "writing what the worker has counted", "Counts is behind"}
+	Reap     = &Work{"reap", "reaping", "the tables grow"}
 )
 
-// troubles is the background work of this process that is failing now.
-type troubles struct {
+// Troubles is the background work of this process that is failing now.
+type Troubles struct {
+	Log    *slog.Logger
+	Report func(w *Work, queue string, count int, err error) // called for each failure; nil for nobody
+
 	open atomic.Int32 // the length of all, so that work that goes well takes no lock
 	mu   sync.Mutex   // guards all, and what it points to
 	all  map[troubleKey]*trouble
@@ -46,7 +51,7 @@ type troubles struct {
 
 type troubleKey struct {
 	owner any // the run of a worker, a Reaper
-	work  *work
+	work  *Work
 	queue string
 }
 
@@ -56,9 +61,8 @@ type trouble struct {
 	err   error
 }
 
-// fails reports that background work failed: to the log and the Hook, and in Health until it works again.
-func (q *observer) fails(owner any, w *work, queue string, err error, more ...slog.Attr) {
-	s := &q.troubles
+// Fails reports that background work failed: to the log and Report, and in Health until it works again.
+func (s *Troubles) Fails(owner any, w *Work, queue string, err error, more ...slog.Attr) {
 	s.mu.Lock()
 	key := troubleKey{owner, w, queue}
 	t := s.all[key]
@@ -74,31 +78,29 @@ func (q *observer) fails(owner any, w *work, queue string, err error, more ...sl
 	t.err = err
 	count := t.count
 	s.mu.Unlock()
-	ctx := context.Background()
-	if q.hook != nil {
-		q.hook.Event(ctx, Event{Type: EventBackground, Name: w.name, Queue: queue, Count: count, Err: err})
+	if s.Report != nil {
+		s.Report(w, queue, count, err)
 	}
 	if queue != "" {
 		more = append(more, slog.String("queue", queue))
 	}
-	q.log.LogAttrs(ctx, EventBackground.Level(), "onceq: "+w.doing+" failed; it will be tried again", append(more, slog.Int("count", count), slog.Any("error", err))...)
+	s.Log.LogAttrs(context.Background(), slog.LevelWarn, "onceq: "+w.doing+" failed; it will be tried again", append(more, slog.Int("count", count), slog.Any("error", err))...)
 }
 
-// works reports that background work went well.
-func (q *observer) works(owner any, w *work, queue string) {
-	s := &q.troubles
+// Works reports that background work went well.
+func (s *Troubles) Works(owner any, w *Work, queue string) {
 	if s.open.Load() == 0 {
 		return
 	}
 	s.drop(func(k troubleKey) bool { return k == troubleKey{owner, w, queue} })
 }
 
-// ends reports that the owner does no more work.
-func (q *observer) ends(owner any) {
-	q.troubles.drop(func(k troubleKey) bool { return k.owner == owner })
+// Ends reports that the owner does no more work.
+func (s *Troubles) Ends(owner any) {
+	s.drop(func(k troubleKey) bool { return k.owner == owner })
 }
 
-func (s *troubles) drop(which func(troubleKey) bool) {
+func (s *Troubles) drop(which func(troubleKey) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k := range s.all {
@@ -109,8 +111,17 @@ func (s *troubles) drop(which func(troubleKey) bool) {
 	}
 }
 
-// list returns those that are chosen, those that have lasted longest first.
-func (s *troubles) list(which func(troubleKey) bool) []bridge.Trouble {
+// Trouble is work in the background that fails, and what to do about it.
+type Trouble struct {
+	Queue          string
+	Detail, Advice string
+	Error          string
+	Since          time.Time
+}
+
+// List returns those of an owner and of some sorts, those that have lasted longest first. Without an owner it
+// returns all.
+func (s *Troubles) List(owner any, works ...*Work) []Trouble {
 	if s.open.Load() == 0 {
 		return nil
 	}
@@ -118,21 +129,21 @@ func (s *troubles) list(which func(troubleKey) bool) []bridge.Trouble {
 	defer s.mu.Unlock()
 	var keys []troubleKey
 	for k := range s.all {
-		if which(k) {
+		if owner == nil || k.owner == owner && slices.Contains(works, k.work) {
 			keys = append(keys, k)
 		}
 	}
 	slices.SortFunc(keys, func(a, b troubleKey) int {
-		return cmp.Or(s.all[a].since.Compare(s.all[b].since), cmp.Compare(a.work.name, b.work.name), cmp.Compare(a.queue, b.queue))
+		return cmp.Or(s.all[a].since.Compare(s.all[b].since), cmp.Compare(a.work.Name, b.work.Name), cmp.Compare(a.queue, b.queue))
 	})
-	var found []bridge.Trouble
+	var found []Trouble
 	for _, k := range keys {
 		t := s.all[k]
 		where := ""
 		if k.queue != "" {
 			where = fmt.Sprintf(" of queue %q", k.queue)
 		}
-		found = append(found, bridge.Trouble{
+		found = append(found, Trouble{
 			Queue: k.queue, Since: t.since, Error: t.err.Error(), Advice: adviceFor(t.err),
 			Detail: fmt.Sprintf("%s%s has failed %d times since %s; meanwhile %s; the latest error: %v",
 				k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), k.work.until, t.err),
@@ -150,7 +161,7 @@ func adviceFor(err error) string {
 		return "the server accepts no writes: connect to the primary instead of a standby"
 	case state == "42501":
 		return "grant the role what migrations.Grants lists"
-	case noTables(err):
+	case sqlstate.NoTables(err):
 		return "apply the migrations, or set Config.Schema to the right schema"
 	case state == "53300":
 		return "raise the server's max_connections, or lower the pools' MaxConns: a worker opens up to 4 connections of its own in addition to its pool"
