@@ -344,17 +344,21 @@ select name, '', coalesce(data::text, 'null'), coalesce(singleton_key, ''), star
   from gone order by created_on`,
 }
 
+// graphileTakes leaves a named queue alone while one of its jobs runs: the next one would run beside it.
+const graphileTakes = `locked_at is null and attempts < max_attempts
+       and not exists (select from %[1]s._private_job_queues q where q.id = j.job_queue_id and q.locked_at is not null)`
+
 var graphile = oldTables{
 	names: "_private_jobs",
 	count: `
-select t.identifier, count(*) filter (where locked_at is null and attempts < max_attempts), count(*) filter (where locked_at is not null or attempts >= max_attempts)
+select t.identifier, count(*) filter (where ` + graphileTakes + `), count(*) filter (where not (` + graphileTakes + `))
   from %[1]s._private_jobs j join %[1]s._private_tasks t on t.id = j.task_id
  where $1::text[] is null or t.identifier = any ($1) group by t.identifier order by t.identifier`,
 	delete: `
 with gone as (
   delete from %[1]s._private_jobs
    where id in (select j.id from %[1]s._private_jobs j join %[1]s._private_tasks t on t.id = j.task_id
-                 where locked_at is null and attempts < max_attempts and ($1::text[] is null or t.identifier = any ($1))
+                 where ` + graphileTakes + ` and ($1::text[] is null or t.identifier = any ($1))
                  order by j.id limit 1000 for update of j skip locked)
   returning *
 )
