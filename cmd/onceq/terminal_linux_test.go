@@ -187,6 +187,8 @@ select date_trunc('minute', now()) - n * interval '1 minute', 0, 9, n, 0, 0, 'ma
 	s.until("\x1b[?1049h")
 	s.until("███▇▇▇▆▆▆▅▅▅▄▄▄")
 	s.until("mail ")
+	s.until(`warning  dead: queue "mail" has dead jobs: 2`)
+	s.until("onceq jobs list --state dead --queue mail; then redrive")
 	p.down()
 	s.until("no answer from the database since ")
 	p.up()

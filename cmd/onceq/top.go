@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,7 +21,7 @@ func (a *app) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch the queues in a terminal, until q",
-		Long: `top shows the counts of all queues, the jobs that run and what needs attention, again and again. When the database goes away, it says since
+		Long: `top shows the counts of all queues, the jobs that run and what doctor finds, again and again. When the database goes away, it says since
 when, and goes on when that is back. With --json it prints one line for each look, and needs no terminal.
 
 Keys: the arrows, or j and k, mark a queue; enter shows it alone, with its jobs that run, and esc shows all. s sorts the queues by another column,
@@ -49,12 +51,12 @@ type look struct {
 	counted  map[string]onceqops.Counts
 	read     time.Time // of counted
 	running  []onceq.JobInfo
-	findings []onceqops.Finding
-	health   time.Time // of the findings
+	findings []finding // of doctor, that need attention
+	examined time.Time // when it was asked
 }
 
-// healthEvery is how often top asks for Health, which says nothing new every second.
-const healthEvery = 15 * time.Second
+// examineEvery is how often top asks doctor, which says nothing new every second.
+const examineEvery = 15 * time.Second
 
 // countsEvery is how often it reads what workers count once a minute.
 const countsEvery = 10 * time.Second
@@ -170,12 +172,17 @@ func (a *app) look(ctx context.Context, last look, only string) (now look, err e
 		}
 		now.running = append(now.running, running...)
 	}
-	now.findings, now.health = last.findings, last.health
-	if now.at.Sub(last.health) >= healthEvery {
-		if now.findings, err = a.ops.Health(ctx, now.stats...); err != nil {
-			return now, err
+	now.findings, now.examined = last.findings, last.examined
+	if !a.json && now.at.Sub(last.examined) >= examineEvery {
+		x := &examination{a: a}
+		if err := x.run(ctx); err != nil {
+			x.add("warning", "unanswered", "doctor had no answer: "+err.Error(), "")
 		}
-		now.health = now.at
+		now.findings = slices.DeleteFunc(x.found, func(f finding) bool { return f.Level == "ok" })
+		slices.SortStableFunc(now.findings, func(a, b finding) int {
+			return cmp.Compare(slices.Index(levels, a.Level), slices.Index(levels, b.Level))
+		})
+		now.examined = now.at
 	}
 	return now, nil
 }
@@ -199,7 +206,7 @@ func (a *app) draw(l look, v view, since time.Time, err error) {
 		if f.What == "waiting" || v.only != "" && f.Queue != v.only { // the table shows those that wait
 			continue
 		}
-		rest = append(rest, "", cut(clean(f.What+": "+f.Detail), width), cut("  "+clean(f.Advice), width))
+		rest = append(rest, "", cut(clean(f.Level+"  "+f.What+": "+f.Detail), width), cut("  "+clean(f.Advice), width))
 	}
 	if len(l.running) > 0 {
 		t := newTable("RUNNING", "QUEUE", "KIND", "ATTEMPTS", "LOST", "AGE", "KEY").numbers("RUNNING", "LOST", "AGE")
