@@ -1583,8 +1583,8 @@ $hurry$;
 -- with what belongs to it, and one for the time. The payload in the fence (marks) must still be the one that was read, unless it is replaced.
 -- What waits for its lane may become live meanwhile, so job_waits comes first. What waits must have the same lane and limit (paths); one that has its
 -- place in the lane and waits for its limit keeps its time, and so does a live one that has such lines. Whose time is another one has to be
--- looked at then, and perhaps now. The weight of one that waits changes with its payload. Where parts has the third bit, a job that runs leaves its key, which is
--- free then: the job's end finds that its fence is another job's, and leaves it alone.
+-- looked at then, and perhaps now. The weight of one that waits changes with its payload. Where parts has the third bit, a job that ran a moment ago leaves its key,
+-- which is free then: the job's end finds that its fence is another job's, and leaves it alone.
 create function {{.schema}}.replace_jobs(ids bigint[], scopes text[], keys text[], payloads text[], bytes bytea[], metas text[], fingerprints bytea[],
                                          parts smallint[], ats bigint[], delays bigint[], paths text[], marks bytea[], out replaced bigint[], out delayed boolean[])
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $replace_jobs$
@@ -1603,7 +1603,6 @@ begin
    cross join lateral (
          select from {{.schema}}.job_fences f
           where f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id and f.state = 0
-            and exists (select from {{.schema}}.jobs j where j.id = u.id and j.leased_until > now offset 0)
             for update of f) f;
   update {{.schema}}.job_fences f set state = 5, lifetime = 0, finished_at = now
     from unnest(ids, scopes, keys) with ordinality as u(id, scope, key, n)
