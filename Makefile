@@ -11,7 +11,7 @@ PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export O
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
 LAB = ./adapter ./bench ./checks ./once ./specs ./tern
 
-.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench compare once torture torture-ci release release-test
+.PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench compare once torture torture-ci vulnerabilities release release-test
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,12 @@ modules-short: ## the short tests of onceqcron, onceqweb and the command
 
 lint: ## a part of check: vet, staticcheck and gosec over all modules
 	@go run ./scripts/check lint
+
+# What Go's list of vulnerabilities says of the code that each module calls.
+vulnerabilities: ## govulncheck over all modules that users import or run
+	@for module in . onceqcron onceqotel onceqweb cmd/onceq queuetest/container; do \
+		echo "== govulncheck $$module" && (cd $$module && go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 -test ./...) || exit 1; \
+	done
 
 torture-ci: ## a part of check: a minute of torture, and the tests of its checker
 	@$(SERVERS); go run ./scripts/check torture-ci
