@@ -21,7 +21,7 @@ func TestDocsAreTheExamples(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, pages, 5)
 	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```(?:go|js)\n(.*?)```")
-	for _, page := range append(pages, "../docs/use/cookbook.md", "../docs/use/lanes.md", "../docs/use/limits.md", "../docs/use/groups.md", "../docs/use/flows.md", "../docs/use/agents.md", "../docs/use/patterns.md", "../docs/run/production.md", "../docs/run/deploys.md", "../docs/use/schedules.md", "../docs/use/testing.md", "../docs/run/web.md", "../docs/run/managed.md") {
+	for _, page := range append(pages, "../docs/use/cookbook.md", "../docs/use/lanes.md", "../docs/use/limits.md", "../docs/use/groups.md", "../docs/use/flows.md", "../docs/use/agents.md", "../docs/use/patterns.md", "../docs/run/production.md", "../docs/run/deploys.md", "../docs/use/schedules.md", "../docs/use/testing.md", "../docs/run/web.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		blocks := block.FindAllStringSubmatch(string(text), -1)
