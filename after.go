@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -23,7 +24,7 @@ import (
 // No wake-up is lost, because each end leaves a call. A job that somebody waits for has a bit in its lane_rule, which a claim
 // brings along: so the statements that end other jobs do not know of groups. A job that is enqueued with After may wait for
 // one that a worker has already claimed without the bit. Its row in job_members is then "not told", and promoters look for
-// its end (sweepMembers). All others can be told: whoever wrote the row had the job's row locked, so that it was claimed, or
+// its end (stmt.SweepMembers). All others can be told: whoever wrote the row had the job's row locked, so that it was claimed, or
 // otherwise ended, after that.
 //
 // Two things may not cross: a look that finds all members done, and a Redrive that makes one of them unfinished. Both lock
@@ -83,12 +84,7 @@ func (r DeadRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil
 
 const followMark = table.LineSep // a job with this as its lane in an insert waits for others
 
-const (
-	sqlDeadCancel = `2`
-	sqlDeadEnded  = `3` // only in job_history: DeadCancel, and it was this that ended the job
-
-	memberBit = 1 << 2 // of lane_rule: the job's end must be told
-)
+const memberBit = 1 << 2 // of lane_rule: the job's end must be told
 
 // checkAfter refuses what After cannot be.
 func (j *Job) checkAfter() error {
@@ -139,24 +135,6 @@ type resolved struct {
 	here  []int
 }
 
-// readRefs reads the jobs that keys belong to, and the last id that was drawn.
-var readRefs = refsFrom(lastID)
-
-const lastID = `coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)`
-
-const readSequence = `select ` + lastID
-
-func refsFrom(last string) string {
-	return `
-select u.n, f.job_id, f.state, coalesce(f.result::text, ''), ` + last + `
-  from (select 0::bigint as n, null::text as scope, null::text as key
-        union all
-        select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
-  left join lateral (
-       select job_id, state, result from onceq.job_fences f
-        where f.class = ` + table.OfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f on true`
-}
-
 // resolveAfter finds the jobs that those in a call wait for, before anything is written. It returns nil if no job waits.
 func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encoded) ([]resolved, error) {
 	if !slices.ContainsFunc(jobs, func(j Job) bool { return len(j.After) > 0 }) {
@@ -185,7 +163,7 @@ func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encod
 	}
 	field := func(p place) string { return afterField(len(jobs), p.job, p.ref) }
 	var last int64
-	err := q.store.Send(ctx, db, pg.AsIs, readRefs, []any{scopes, keys}, pg.Each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.AsIs, stmt.ReadRefs, []any{scopes, keys}, pg.Each(func(rows pgx.Rows) error {
 		var n int64
 		var id *int64
 		var state *fenceState
@@ -266,9 +244,6 @@ func linkTo(group int64, r Result, member bool) link {
 	return l
 }
 
-// insertMembers writes rows of job_members: of jobs that were enqueued in this transaction, with the mark, and of others.
-const insertMembers = `select from onceq.insert_members($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) m`
-
 // link writes rows of job_members.
 func (q *Queue) link(ctx context.Context, db DB, links []link) error {
 	if len(links) == 0 {
@@ -279,23 +254,11 @@ func (q *Queue) link(ctx context.Context, db DB, links []link) error {
 	for i, l := range links {
 		groups[i], jobs[i], fresh[i], states[i], results[i] = l.group, l.job, l.fresh, int16(l.state), l.result
 	}
-	if err := q.store.Send(ctx, db, pg.AsIs, insertMembers, []any{groups, jobs, fresh, states, results}, pg.NoRows); err != nil {
+	if err := q.store.Send(ctx, db, pg.AsIs, stmt.InsertMembers, []any{groups, jobs, fresh, states, results}, pg.NoRows); err != nil {
 		return fmt.Errorf("onceq: enqueue: what a job waits for: %w", q.store.Told(err))
 	}
 	return nil
 }
-
-// sweepMembers looks for the ends of members that nobody tells.
-const sweepMembers = `select from onceq.sweep_members() m`
-
-// cancelDead cancels followers that end with a dead member.
-const cancelDead = `select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel_followers($1::bigint[], $2::bigint) c`
-
-// callLater puts off the call that onceq.follow has just written for a follower.
-var callLater = `
-update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
- where slot = ` + table.LaneSlot(table.FollowLine("$1::bigint")) + ` and due <= statement_timestamp() + interval '1 second'
-   and lane = ` + table.FollowLine("$1::bigint")
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps
 // no other from it; it is tried again in a minute.
@@ -303,12 +266,12 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := q.cancelBy(ctx, db, pg.Hot, cancelDead, ids, DefaultWindow.Milliseconds())
+	_, err := q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, ids, DefaultWindow.Milliseconds())
 	if badData(err) {
 		for _, id := range ids {
-			if _, err = q.cancelBy(ctx, db, pg.Hot, cancelDead, []int64{id}, DefaultWindow.Milliseconds()); badData(err) {
+			if _, err = q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, []int64{id}, DefaultWindow.Milliseconds()); badData(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
-				err = q.store.Send(ctx, db, pg.Hot, callLater, []any{id}, pg.NoRows)
+				err = q.store.Send(ctx, db, pg.Hot, stmt.CallLater, []any{id}, pg.NoRows)
 			}
 			if err != nil {
 				break

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -338,11 +339,6 @@ func (f *feed) passesOn(now time.Time) bool {
 	return f.noRoom && !f.busy && !f.passOn.IsZero() && (f.due || !f.again.IsZero() && !now.Before(f.again))
 }
 
-// wakeOther wakes a worker, unless another one was woken before that looks for more: that one comes. This one no longer does so alone.
-const wakeOther = `
-with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
-select onceq.wake($1::text, 1, $2::bigint, true) from (select count(*) from alone) a`
-
 // startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
 func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.Duration) bool {
 	if wait > 0 {
@@ -355,7 +351,7 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 	f := c.active[i]
 	f.passOn = time.Time{}
 	c.send(&c.keeps, func() func() {
-		err := c.q.store.Guarded(ctx, c.db, wakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
+		err := c.q.store.Guarded(ctx, c.db, stmt.WakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
 		return func() {
 			switch {
 			case err == nil:

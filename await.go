@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -44,16 +45,8 @@ const (
 	awaitTimedOut                   // the time-out came first
 )
 
-const (
-	sqlOpen     = string(rune('0' + awaitOpen))
-	sqlCame     = string(rune('0' + awaitCame))
-	sqlTimedOut = string(rune('0' + awaitTimedOut))
-)
-
 // waitFor names what a job is given back for: a row of job_awaits.
 type waitFor struct{ scope, key string }
-
-const emitEvent = `select e.first from onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool) as e(first)`
 
 // Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
 // its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
@@ -74,7 +67,7 @@ func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any)
 		return false, errNoDB
 	}
 	args := []any{scope, key, raw, EventWindow.Milliseconds(), rand.Int64(), pg.Outside(db)}
-	if err := q.store.SendBare(ctx, db, emitEvent, args, pg.Row(&first)); err != nil {
+	if err := q.store.SendBare(ctx, db, stmt.EmitEvent, args, pg.Row(&first)); err != nil {
 		return false, fmt.Errorf("onceq: emit: %w", q.store.Told(err))
 	}
 	return first, nil
@@ -89,7 +82,7 @@ func (q *Queue) Event(ctx context.Context, db DB, scope, key string) (payload js
 	var raw string
 	var state fenceState
 	var free bool
-	switch err := q.store.QueryRow(ctx, db, readFence, []any{int16(classEvent), scope, key}, &state, nil, nil, nil, nil, nil, &raw, nil, &free, nil, nil, nil); {
+	switch err := q.store.QueryRow(ctx, db, stmt.ReadFence, []any{int16(classEvent), scope, key}, &state, nil, nil, nil, nil, nil, &raw, nil, &free, nil, nil, nil); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, false, nil
 	case err != nil:
@@ -302,14 +295,12 @@ func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args
 // meeting is for where Await may meet an Emit that is open.
 var meeting = pg.Waiting(emitPatience)
 
-const thisAwait = `a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint`
-
 // readAwait returns nil if there is no row of this round.
 func (l *Lease) readAwait(ctx context.Context, w waitFor) (*awaited, error) {
 	const read = `
 select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::bigint, coalesce(a.payload::text, '')
   from onceq.job_awaits a
- where ` + thisAwait
+ where ` + stmt.ThisAwait
 	var a awaited
 	var left int64
 	err := l.sendAwait(ctx, w, read, nil, &a.state, &left, &a.payload)
@@ -320,21 +311,11 @@ select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::big
 	return &a, err
 }
 
-// leaseHolds is not empty if the lease holds. It reads without a lock, as insertFence.
-const leaseHolds = `
-with ok as materialized (
-  select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
-),`
-
-// beginAwait is the function begin_await of the schema, whose comment says what it does.
-const beginAwait = `
-select b.holds, b.state, b.payload from onceq.begin_await($1::bigint, $2::text, $3::text, $4::bigint, $5::int, $6::bigint, $7::bigint) b`
-
 func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
 	var holds bool
 	var state *awaitState
 	a := awaited{left: d}
-	err := l.sendAwait(ctx, w, beginAwait, []any{l.claims, l.holder, d.Microseconds()}, &holds, &state, &a.payload)
+	err := l.sendAwait(ctx, w, stmt.BeginAwait, []any{l.claims, l.holder, d.Microseconds()}, &holds, &state, &a.payload)
 	switch {
 	case pg.LockedOut(err):
 		return nil, Snooze(emitPause) // a transaction that emits the event is open
@@ -349,24 +330,9 @@ func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*aw
 	return &a, nil
 }
 
-// endAwait records that the time-out came before the event, unless Emit has the row.
-const endAwait = leaseHolds + `
-free as materialized (
-  select a.job_id from onceq.job_awaits a
-   where ` + thisAwait + ` and a.state = ` + sqlOpen + `
-     for update skip locked
-),
-mine as (
-  update onceq.job_awaits a set state = ` + sqlTimedOut + `
-    from ok, free
-   where ` + thisAwait + `
-  returning a.state
-)
-select exists (select from ok), exists (select from mine)`
-
 func (l *Lease) timeOut(ctx context.Context, w waitFor) (decided bool, err error) {
 	var holds bool
-	err = l.sendAwait(ctx, w, endAwait, []any{l.claims, l.holder}, &holds, &decided)
+	err = l.sendAwait(ctx, w, stmt.EndAwait, []any{l.claims, l.holder}, &holds, &decided)
 	if err == nil && !holds {
 		err = l.lostError(w.String())
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -77,7 +78,9 @@ func (forOps) Identify(ctx context.Context, q *Queue, db DB) error { return q.id
 
 func (forOps) IdempotencyKey(q *Queue, parts ...string) string { return q.downstream(parts...) }
 
-func (forOps) KindOf(fingerprint []byte, scope string) string { return kindOf(fingerprint, scope) }
+func (forOps) KindOf(mark []byte, scope string) string {
+	return fingerprint.KindOf(mark, scope)
+}
 
 func (forOps) Effect(q *Queue, key string, mark []byte) (job int64, name, idempotencyKey string) {
 	if job, name = effectOf(key); len(mark) == 8 {

@@ -10,17 +10,11 @@ import (
 
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
-// The statements of this file lock in the order of all others: jobs or history by id, then fences.
-
-// cancelJobs is the function cancel of the schema, whose comment says what it does.
-const cancelJobs = `
-select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c`
-
-// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many.
-const requestCancels = `select n from onceq.request_cancels($1::bigint[]) n`
+// The statements of all this lock in the order of all others: jobs or history by id, then fences.
 
 // Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
 // in the history for 24 hours at least. If no worker ever had it, its key is free at once, whatever its window: the next
@@ -62,7 +56,7 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64,
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
 	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
 	// former holder may have looked for a request just before.
-	if err := q.store.Send(ctx, db, pg.ForCaller, requestCancels, []any{ids}, pg.Row(&asked)); err != nil {
+	if err := q.store.Send(ctx, db, pg.ForCaller, stmt.RequestCancels, []any{ids}, pg.Row(&asked)); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
 	gone, err = q.cancelFree(ctx, db, pg.ForCaller, ids, false, keep)
@@ -77,7 +71,7 @@ func (q *Queue) cancelFree(ctx context.Context, db DB, by pg.Way, ids []int64,
 	if noted || keep {
 		least = 1
 	}
-	return q.cancelBy(ctx, db, by, cancelJobs, ids, DefaultWindow.Milliseconds(), noted, least)
+	return q.cancelBy(ctx, db, by, stmt.CancelJobs, ids, DefaultWindow.Milliseconds(), noted, least)
 }
 
 // cancelBy sends one of the statements that cancel jobs, and tells of those that it has cancelled.
@@ -106,26 +100,12 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 	}
 }
 
-// unheeded gives jobs after $2 that somebody asked to cancel and that nobody holds, at most $1 of them. A holder cannot see a request
-// that is not committed yet when it gives its job back, and a row that a transaction has locked may turn out to be one that
-// nobody runs.
-const unheeded = `
-select pg_catalog.array_agg(job_id)
-  from (select x.job_id from onceq.job_cancels x
-         where x.job_id > $2::bigint
-           and (exists (select from onceq.jobs j
-                         where j.id = x.job_id and j.created_at <= x.requested_at
-                           and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
-             or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0))
-         order by x.job_id
-         limit $1::int) x`
-
 // heedAll cancels the jobs that somebody asked to cancel and that nobody holds. Each worker does it once a minute. One that cannot be
 // cancelled keeps no other from it. slow is for what may meet rows that somebody has locked.
 func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 	for last, more := int64(0), true; more; {
 		var ids []int64
-		if err := q.store.Guarded(ctx, db, unheeded, []any{table.RepairChunk, last}, &ids); err != nil {
+		if err := q.store.Guarded(ctx, db, stmt.Unheeded, []any{table.RepairChunk, last}, &ids); err != nil {
 			return fmt.Errorf("onceq: cancel: %w", err)
 		}
 		more = len(ids) == table.RepairChunk
@@ -166,10 +146,6 @@ func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 	return k.job.State, nil
 }
 
-// redriveJobs brings jobs back from the history.
-const redriveJobs = `
-select r.back, r.taken, r.held, r.early, r.led, r.used_up from onceq.redrive($1::bigint[], $2::smallint[], $3::bigint, $4::bigint[]) r`
-
 // redriveBy runs jobs again that are in these states. It adds to led the groups of which members came back.
 func (q *Queue) redriveBy(ctx context.Context, db DB, by pg.Way, ids []int64, states []int16,
 	led map[int64]bool) (r bridge.Redriven, err error) {
@@ -180,7 +156,7 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by pg.Way, ids []int64, st
 		}
 	}
 	for range table.SettleTries { // an EnqueueMany makes absent fences first: two may meet in a deadlock
-		if err = q.store.Send(ctx, db, by, redriveJobs, []any{ids, states, DefaultWindow.Milliseconds(), came}, pg.Row(&r.Back, &r.Taken, &r.Held, &r.Early, &groups, &r.UsedUp)); !IsRetryable(err) || !pg.Outside(db) {
+		if err = q.store.Send(ctx, db, by, stmt.RedriveJobs, []any{ids, states, DefaultWindow.Milliseconds(), came}, pg.Row(&r.Back, &r.Taken, &r.Held, &r.Early, &groups, &r.UsedUp)); !IsRetryable(err) || !pg.Outside(db) {
 			break
 		}
 	}

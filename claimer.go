@@ -12,7 +12,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -37,8 +39,8 @@ type claimer struct {
 	listener *listener
 	promoter *promoter // is told of calls that looks see
 
-	kinds  []string // that are not paused
-	pauses *paused  // what is obeyed; nil: nothing is known
+	kinds  []string    // that are not paused
+	pauses *paused.Set // what is obeyed; nil: nothing is known
 
 	holdsBack bool // something of this worker is paused
 
@@ -128,7 +130,7 @@ func (c *claimer) rouse() {
 func (c *claimer) loop(ctx context.Context) {
 	for ctx.Err() == nil {
 		now := time.Now()
-		c.obey(c.q.pauses.known.Load())
+		c.obey(c.q.pauses.Latest.Load())
 		c.hear(now)
 		wait := min(c.becomeDue(now), c.giveBackAhead(now))
 		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
@@ -376,7 +378,7 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 	var fresh *newLook
 	if purpose == &c.claims && c.looks.fresh.took > 0 && !c.looking {
 		fresh = c.newLook(began)
-		asks[0].along = &pg.Along{Statement: lookForNew, Args: fresh.args, Read: fresh.read}
+		asks[0].along = &pg.Along{Statement: stmt.LookForNew, Args: fresh.args, Read: fresh.read}
 	}
 	c.send(purpose, func() func() {
 		err := c.sendClaims(ctx, kinds, asks)
@@ -611,7 +613,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 			wait = c.announcement.wait(now)
 		}
 		if c.holdsBack {
-			wait = min(wait, later(c.pauses.at.Add(pausesOld-pausesKnown), c.looks.notAgain).Sub(now))
+			wait = min(wait, later(c.pauses.At.Add(paused.Old-paused.Fresh), c.looks.notAgain).Sub(now))
 		}
 		if c.rescans.known.IsZero() {
 			wait = min(wait, rescanEvery)

@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -115,11 +116,6 @@ func (t *tally) writeAll() error {
 	return t.write(ctx)
 }
 
-// writeCounts calls add_counts, whose comment says what it does.
-const writeCounts = `
-select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[],
-       $8::int[], $9::bigint[], $10::text[], $11::text[]) c`
-
 // write adds what was counted since the last time. What it cannot write stays.
 func (t *tally) write(ctx context.Context) error {
 	t.mu.Lock()
@@ -136,7 +132,7 @@ func (t *tally) write(ctx context.Context) error {
 	var err error
 	for chunk := range slices.Chunk(keys, chunkRows) {
 		if err == nil {
-			err = t.q.store.Guarded(ctx, t.db, writeCounts, countArgs(chunk, now), nil)
+			err = t.q.store.Guarded(ctx, t.db, stmt.WriteCounts, countArgs(chunk, now), nil)
 		}
 		if err != nil {
 			t.mu.Lock()
@@ -173,34 +169,13 @@ func listed(ranges []int) string {
 	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ranges)), ","), "[]")
 }
 
-// readDue counts, for each queue, the due jobs that nobody has among the first $1 of each priority, and says
-// for how many microseconds the oldest has been due.
-const readDue = `
-with recursive` + table.LiveQueues + `
-given as (select $1::int)
-select l.queue, pg_catalog.sum(x.due)::bigint,
-       pg_catalog.floor(extract(epoch from statement_timestamp() - pg_catalog.min(x.oldest)) * 1e6)::bigint
-  from live l
- cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select count(*) as due, pg_catalog.min(j.due_at) as oldest
-         from (select coalesce(due_at, run_at) as due_at, leased_until
-                 from onceq.jobs
-                where queue = l.queue and priority = p.priority and run_at <= statement_timestamp()
-                order by run_at, id
-                limit $1::int) j
-        where j.leased_until is null or j.leased_until <= statement_timestamp()) x
- where l.queue is not null
- group by l.queue
-having pg_catalog.sum(x.due) > 0::numeric`
-
 // countDue writes how many jobs of each queue are due, twice a minute until ctx ends, and less often where
 // that takes more than a hundredth of the time. Such rows have no kind.
 func (r *Reaper) countDue(ctx context.Context) {
 	for owner, wait := new(Reaper), rand.N(table.PresentEvery/2); nap.For(ctx, wait, nil); {
 		began := time.Now()
 		now := make(map[tallied]*count.Count)
-		err := r.q.store.Send(ctx, r.q.store.Pool, pg.Reading, readDue, []any{dueRows}, pg.Each(func(rows pgx.Rows) error {
+		err := r.q.store.Send(ctx, r.q.store.Pool, pg.Reading, stmt.ReadDue, []any{dueRows}, pg.Each(func(rows pgx.Rows) error {
 			var queue string
 			var c count.Count
 			var oldest int64

@@ -48,7 +48,7 @@ import (
 //   - A position is never later than the database's clock by more than a second.
 //
 // While workers wait for each other's claims, one may begin where the latest of all workers ended, in place of its own
-// worker's position (claimInTurn).
+// worker's position (stmt.ClaimInTurn).
 //
 // The cursor is plain data. Only its claimer's goroutine uses it.
 type cursor struct {

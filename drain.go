@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // drain claims, as loop does, until all jobs in left were claimed, or until nothing is due in any queue and nothing runs: a job of one
@@ -72,7 +74,7 @@ func (c *claimer) claimAll(ctx context.Context) error {
 		c.isDue(f)
 	}
 	for c.failed = nil; c.failed == nil && c.left > 0 && ctx.Err() == nil; {
-		c.obey(c.q.pauses.known.Load())
+		c.obey(c.q.pauses.Latest.Load())
 		if c.startClaims(ctx, time.Now()); !c.answered() {
 			break
 		}
@@ -80,28 +82,10 @@ func (c *claimer) claimAll(ctx context.Context) error {
 	return c.failed
 }
 
-// findLost looks for jobs that have lost a lease, among the first $3 due jobs of each priority of each queue, and for kinds
-// that are not in $2. It returns the places of the queues from 1 on.
-const findLost = `
-select q.n, j.ids, j.lost, j.unknown
-  from pg_catalog.unnest($1::text[]) with ordinality as q(queue, n)
- cross join lateral (
-       select pg_catalog.array_agg(j.id) filter (where j.kind = any ($2::text[])) as ids, pg_catalog.array_agg(j.lost) filter (where j.kind = any ($2::text[])) as lost,
-              pg_catalog.array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[])) as unknown
-         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-        cross join lateral (
-              select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-                from onceq.jobs
-               where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
-               order by run_at, id
-               limit $3::bigint) j
-        where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))) j
- where j.ids is not null or j.unknown is not null`
-
 // fillQuarantine is the rescan of Drain, among the first jobs of each priority, while nothing runs here: for the lease of a job of this
 // drain may seem to be lost. As the rescan does, it warns of kinds without a handler.
 func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
-	return c.q.store.Send(ctx, c.db, pg.Hot, findLost, []any{names(c.feeds), c.kinds, among}, pg.Each(func(rows pgx.Rows) error {
+	return c.q.store.Send(ctx, c.db, pg.Hot, stmt.FindLost, []any{names(c.feeds), c.kinds, among}, pg.Each(func(rows pgx.Rows) error {
 		var n int
 		var ids []int64
 		var lost []int32

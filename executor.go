@@ -17,6 +17,7 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // executor runs the handlers of one Run, for all of its queues. It has each job from its claim until its outcome is in the
@@ -580,28 +581,28 @@ func (x *executor) txEnd(outcomes []outcome) *txEnd {
 	if outcomes[0].reset {
 		e := &txEnd{}
 		if lined || x.q.store.Citus.Load() == pg.CitusYes {
-			e.statement, e.args, e.row = giveBackJobs, giveBackArgs(outcomes, true), []any{nil, &e.cancelled}
+			e.statement, e.args, e.row = stmt.GiveBackJobs, giveBackArgs(outcomes, true), []any{nil, &e.cancelled}
 		} else {
-			e.statement, e.args, e.row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &e.cancelled}
+			e.statement, e.args, e.row = stmt.RetryJobs, retryArgs(outcomes, true), []any{nil, nil, &e.cancelled}
 		}
 		return e
 	}
 	if len(outcomes) == 1 {
 		if next := x.successor(outcomes[0], 1); next != nil {
-			return &txEnd{statement: finishNext, args: next.args(outcomes[0], true), next: next}
+			return &txEnd{statement: stmt.FinishNext, args: next.args(outcomes[0], true), next: next}
 		}
 	}
 	if lined || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }) {
-		return &txEnd{statement: finishJobs, args: finishArgs(outcomes, true)}
+		return &txEnd{statement: stmt.FinishJobs, args: finishArgs(outcomes, true)}
 	}
-	e := &txEnd{statement: completeJobs}
+	e := &txEnd{statement: stmt.CompleteJobs}
 	if len(outcomes) == 1 {
 		e.statement, e.args = outcomes[0].lease.shortly()
 	} else {
 		e.args = completeArgs(outcomes, true)
 	}
 	if anyMember(outcomes) {
-		e.members = &lazytx.Statement{SQL: tellMembers, Args: toldArgs(outcomes)}
+		e.members = &lazytx.Statement{SQL: stmt.TellMembers, Args: toldArgs(outcomes)}
 	}
 	return e
 }

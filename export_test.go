@@ -6,89 +6,10 @@ import (
 
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
-	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // This is what the tests of package onceq_test may use of the unexported code: pure functions and limits.
-
-// HotStatements are the statements that run for every job, by name. GuardPlans are the settings under which they are
-// planned.
-var HotStatements = map[string]string{
-	"claim":     claimJobs,
-	"in turn":   claimInTurn,
-	"claims":    claimManyJobs,
-	"claim any": claimAny,
-	"claim one": claimOne,
-	"look":      lookForJobs,
-	"find lost": findLost,
-	"extend":    extendLeases,
-	"lengthen":  lengthenLease,
-	"lock":      lockJobs,
-	"complete":  completeJobs,
-	"retry":     retryJobs,
-
-	"await":           beginAwait,
-	"await, time-out": endAwait,
-	"rescan":          rescanPage,
-	"rescan, first":   rescanFirst,
-
-	"complete, next":  finishNext,
-	"finish":          finishJobs,
-	"give back":       giveBackJobs,
-	"give next back":  giveBackNext,
-	"give first back": giveBackFirst,
-	"reslot":          takeSlots,
-	"promote":         promoteLines,
-}
-
-// UserStatements run in a user's transactions, and so without such settings.
-var UserStatements = map[string]string{
-	"lock one":         lockJob,
-	"complete one tx":  inTx[completeOne],
-	"unkeyed in tx":    inTx[completeOneUnkeyed],
-	"complete one":     completeOne,
-	"complete unkeyed": completeOneUnkeyed,
-	"enqueue":          insertKeyed,
-	"enqueue, general": enqueueOne,
-	"enqueue, many":    enqueueJobs,
-	"what waits":       readRefs,
-}
-
-// LeaseStatements are those on behalf of a lease, of a job or of a fence, under their names in internal/tests/testdata/statements.sql.
-var LeaseStatements = map[string]string{
-	"beginAwait":              beginAwait,
-	"completeFence":           completeFence,
-	"completeJobs":            completeJobs,
-	"completeOne":             completeOne,
-	"completeOneUnkeyed":      completeOneUnkeyed,
-	"doubtFence":              doubtFence,
-	"effectScope":             effectScope,
-	"endAwait":                endAwait,
-	"extendFence":             extendFence,
-	"extendLeases":            extendLeases,
-	"finishJobs":              finishJobs,
-	"finishNext":              finishNext,
-	"giveBackJobs":            giveBackJobs,
-	"groupsOf":                groupsOf,
-	"inTx completeOne":        inTx[completeOne],
-	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
-	"insertFence":             insertFence,
-	"lengthenLease":           lengthenLease,
-	"lockJob":                 lockJob,
-	"lockJobs":                lockJobs,
-	"releaseFence":            releaseFence,
-	"retryJobs":               retryJobs,
-	"takeFence":               takeFence,
-	"takeSlots":               takeSlots,
-}
-
-const GuardPlans = pg.GuardPlans
-
-// FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.
-const FenceFree = table.FenceFree
-
-// RescanTurn is a statement.
-const RescanTurn = rescanTurn
 
 // FailAll writes the outcomes of several leases at once, as a worker does, inside db.
 func (q *Queue) FailAll(ctx context.Context, db DB, leases []*Lease, err error) error {
@@ -120,7 +41,7 @@ func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
-	return l.completed(ctx, l.q.store.SendBare(ctx, tx, finishNext, n.args(outcome{lease: l, state: StateCompleted}, true), pg.Row(n.completed(new(*int64)))))
+	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, n.args(outcome{lease: l, state: StateCompleted}, true), pg.Row(n.completed(new(*int64)))))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
@@ -147,7 +68,7 @@ func (q *Queue) AskedNow() {
 	at := int64(time.Since(processStart) + time.Hour)
 	q.laneLook.Store(at)
 	q.laneTurn.Store(at)
-	q.pauses.take(time.Now().Add(time.Hour), nil, nil)
+	q.pauses.Take(time.Now().Add(time.Hour), nil, nil)
 }
 
 // WasQuiet reports whether Enqueue has ever found that nobody waits for the queue.
@@ -194,11 +115,11 @@ func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true 
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
 func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
-	return q.store.Send(ctx, tx, pg.Hot, promoteLines, []any{time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil}, pg.NoRows)
+	return q.store.Send(ctx, tx, pg.Hot, stmt.PromoteLines, []any{time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil}, pg.NoRows)
 }
 
 func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
-	return q.store.Send(ctx, tx, pg.Hot, sweepMembers, nil, pg.NoRows)
+	return q.store.Send(ctx, tx, pg.Hot, stmt.SweepMembers, nil, pg.NoRows)
 }
 
 // PoolWaits gives what the next row of a worker says of how long its pool was waited for, if the row before it was written

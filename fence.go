@@ -15,8 +15,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -26,10 +28,6 @@ import (
 func (l *Lease) effectMark() []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
-
-// liveState is table.JobState for a job of the fence f, also if it waits for its lane.
-const liveState = `case when j.id is null and f.state = ` + table.Queued + `
-            then (select ` + table.WaitState + ` from onceq.job_waits w where w.id = f.job_id) else ` + table.JobState + ` end`
 
 // job gives the State of the job that a fence belongs to; live is table.JobState's answer.
 func (s fenceState) job(live *int16) State {
@@ -134,15 +132,15 @@ func (spec *FenceSpec) fingerprint() ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case isJSON:
-		content, err := jsonb.AppendCanonical([]byte{formJSON}, raw, spec.Fields)
+		content, err := jsonb.AppendCanonical([]byte{fingerprint.FormJSON}, raw, spec.Fields)
 		if err != nil {
 			return nil, invalid("Payload", "%v", err)
 		}
-		return appendFingerprint(nil, "", content), nil
+		return fingerprint.Append(nil, "", content), nil
 	case spec.Fields != nil:
 		return nil, invalid("Fields", "are named, but the Payload is bytes")
 	}
-	return appendFingerprint(nil, "", append([]byte{formBytes}, raw...)), nil
+	return fingerprint.Append(nil, "", append([]byte{fingerprint.FormBytes}, raw...)), nil
 }
 
 // lifetimeAfterDoubt is the lifetime of work whose outcome was unknown.
@@ -176,43 +174,6 @@ func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	return f.claim(ctx, db, false)
 }
 
-// insertFence takes a key that is absent, if the fence is not a job's ($1 = 0) or if the job's lease still holds. It reads that without
-// a lock: the handler's own transaction, on another connection, has the job's row locked. It is claim_fence, written out.
-const insertFence = `
-with ok as materialized (
-  select where $1::bigint = 0
-      or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
-),
-mine as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
-  select $4::smallint, $5::text, $6::text, ` + table.Claimed + `, nullif($1::bigint, 0), pg_catalog.nextval('onceq.ids') << ` + table.TokenBitsSQL + `, $7::bigint,
-         statement_timestamp() + $8::bigint::float8 * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
-    from ok
-  on conflict do nothing
-  returning token, leased_until, created_at, identity
-)
-select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
-  from (select) one left join mine m on true`
-
-// takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
-// an effect of another job or round ($14): see claim_fence.
-const takeFence = `
-select f.holds, f.token, f.until, f.since, f.identity
-  from onceq.claim_fence('onceq.ids', $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
-                         $11::bigint, $12::bool, $13::text, $14::bool, null) f`
-
-const readFence = `
-select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
-       coalesce(` + table.FenceFree + `, false), statement_timestamp(), coalesce(f.job_id, 0), f.finished_at
-  from onceq.job_fences f
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text`
-
-// holdFence makes a fence wait for a person if it is still in doubt under the token that was read.
-const holdFence = `
-update onceq.job_fences f set state = ` + table.Held + `, detail = coalesce(f.detail, $5::text)
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + table.InDoubt + `
-returning f.token`
-
 // by is how a claim is sent. Outside jobs somebody waits for it; an effect is part of a job's run.
 func (f *Fence) by() pg.Way {
 	if f.job == nil {
@@ -225,7 +186,7 @@ func (f *Fence) by() pg.Way {
 type fenceClaim struct {
 	*FenceLease
 	db   DB
-	args []any // of insertFence, and the first ones of takeFence
+	args []any // of stmt.InsertFence, and the first ones of stmt.TakeFence
 }
 
 // claim is Claim. With asking, an uncertain fence whose policy is to ask is claimed too, for perform.
@@ -239,7 +200,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		c.args[0], c.args[1], c.args[2] = f.job.ID, f.job.claims, f.job.holder
 	}
 	for range table.SettleTries {
-		if ok, err := c.send(ctx, insertFence, c.args...); ok || err != nil {
+		if ok, err := c.send(ctx, stmt.InsertFence, c.args...); ok || err != nil {
 			return c.FenceLease, err
 		}
 		// Taken. The statement that met the row may not see it; a new one does.
@@ -294,7 +255,7 @@ func (c *fenceClaim) send(ctx context.Context, statement string, args ...any) (b
 // take takes over a fence that may be claimed again, if it is still as it was read.
 func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, error) {
 	args := append(c.args, r.token, doubt == running, r.detail, doubt == strange)
-	ok, err := c.send(ctx, takeFence, args...)
+	ok, err := c.send(ctx, stmt.TakeFence, args...)
 	if ok && doubt == running {
 		c.doubtful = r.detail
 		if r.state == fenceClaimed { // nobody has reported it yet
@@ -308,7 +269,7 @@ func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, e
 // between.
 func (f *Fence) hold(ctx context.Context, db DB, r fenceRow) error {
 	var token int64
-	err := f.q.store.Send(ctx, db, f.by(), holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, pg.Row(&token))
+	err := f.q.store.Send(ctx, db, f.by(), stmt.HoldFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, pg.Row(&token))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
@@ -335,7 +296,7 @@ type fenceRow struct {
 
 func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	var until *time.Time
-	err = f.q.store.Send(ctx, db, f.by(), readFence, []any{int16(f.class), f.scope, f.key}, pg.Row(
+	err = f.q.store.Send(ctx, db, f.by(), stmt.ReadFence, []any{int16(f.class), f.scope, f.key}, pg.Row(
 		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now, nil, nil))
 	if until != nil {
 		r.until = *until

@@ -13,7 +13,7 @@ import (
 
 	"github.com/onceq/onceq/internal/calls"
 	"github.com/onceq/onceq/internal/pg"
-	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -68,52 +68,6 @@ func (c *FenceLease) IdempotencyKey() string {
 	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(identity, 10))
 }
 
-// Each statement on behalf of a claim has this guard, whatever the fence's state. If the guard does not hold, the statement
-// raises an error, so that a commit after it in the same pipeline fails.
-const fenceGuard = `
-   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint`
-
-// fenceClock makes the time a column: Citus allows no function of it in a case.
-const fenceClock = `
-    from (select statement_timestamp() as now) clock`
-
-const fenceRaise = `
-  returning 1)
-select case when not exists (select from done) then onceq.lease_lost($1::bigint) end`
-
-// completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence over. A fence
-// that is already completed stays as it is, so that the statement can be repeated after a lost answer. $8 says why there is
-// no result although there should be one. $9 is the lifetime, and $10 that of a fence whose lease has run out, or which was
-// uncertain or held, or resolved as never applied: others may have been told so, and are to find the result when they come back.
-const completeFence = `
-with done as (
-  update onceq.job_fences f
-     set state = ` + table.Completed + `,
-         result = case when f.state = ` + table.Completed + ` then f.result else nullif($7::text, '')::jsonb end,
-         detail = case when f.state = ` + table.Completed + ` then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = ` + table.Completed + ` then f.finished_at when f.class <> ` + table.OfEffect + ` then clock.now end,
-         lifetime = case when f.state = ` + table.Completed + ` then f.lifetime
-                         when f.state = ` + table.Claimed + ` and (f.leased_until <= clock.now) is not true then $9::bigint else $10::bigint end` + fenceClock + fenceGuard + fenceRaise
-
-// releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
-const releaseFence = `
-with done as (
-  update onceq.job_fences f
-     set state = case when f.detail is null then ` + table.Cancelled + ` else ` + table.Uncertain + ` end, holder = null,
-         finished_at = case when f.detail is null then clock.now end,
-         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceClock + fenceGuard + ` and f.state = ` + table.Claimed + fenceRaise
-
-const doubtFence = `
-with done as (
-  update onceq.job_fences f set state = ` + table.Uncertain + `, detail = $7::text` + fenceGuard + ` and f.state in (` + table.Claimed + `, ` + table.Uncertain + `)` + fenceRaise
-
-// extendFence extends the lease; with $8 it also clears the earlier doubt.
-const extendFence = `
-with done as (
-  update onceq.job_fences f
-     set leased_until = statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
-         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = ` + table.Claimed + fenceRaise
-
 func (c *FenceLease) guard(more ...any) []any {
 	var job int64
 	if c.f.job != nil {
@@ -121,12 +75,6 @@ func (c *FenceLease) guard(more ...any) []any {
 	}
 	return append([]any{job, int16(c.f.class), c.f.scope, c.f.key, c.Token, c.holder}, more...)
 }
-
-// effectScope finds an effect whose job was moved to another queue while the effect was under way (Move). The random holder
-// excludes the effect of another job that has the same id in another queue.
-const effectScope = `
-select f.scope from onceq.job_fences f
- where f.class = ` + table.OfEffect + ` and f.key = $1::text and f.token = $2::bigint and f.holder = $3::bigint`
 
 func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more ...any) error {
 	own := db == nil
@@ -137,7 +85,7 @@ func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more 
 	err := c.f.q.store.Guarded(ctx, db, statement, args, nil)
 	for own && c.f.job != nil && leaseLost(err) {
 		var scope string
-		switch failed := c.f.q.store.Guarded(ctx, db, effectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
+		switch failed := c.f.q.store.Guarded(ctx, db, stmt.EffectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
 		case errors.Is(failed, pgx.ErrNoRows) || failed == nil && scope == args[2]:
 			return c.lost(op)
 		case failed != nil:
@@ -177,7 +125,7 @@ func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
 }
 
 func (c *FenceLease) complete(ctx context.Context, db DB, raw, broken string) error {
-	err := c.run(ctx, db, "complete", completeFence, raw, broken, c.f.lifetime, c.f.lifetimeAfterDoubt())
+	err := c.run(ctx, db, "complete", stmt.CompleteFence, raw, broken, c.f.lifetime, c.f.lifetimeAfterDoubt())
 	if errors.Is(err, ErrLeaseLost) {
 		c.f.emit(ctx, EventStale, c.Token, err)
 	}
@@ -191,7 +139,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	if err != nil {
 		return err
 	}
-	batch.Queue(c.f.q.store.SQL(completeFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(c.f.q.store.SQL(stmt.CompleteFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		if leaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))
@@ -205,7 +153,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 // uncertain again, because this failure says nothing about what the earlier claim did. If the claim is no longer yours, or
 // no longer open, the error is a *LeaseError. A nil db is the pool.
 func (c *FenceLease) Release(ctx context.Context, db DB) error {
-	return c.run(ctx, db, "release", releaseFence)
+	return c.run(ctx, db, "release", stmt.ReleaseFence)
 }
 
 // Uncertain says that the work may or may not have been done, and why. The policy of the next caller who claims decides;
@@ -215,7 +163,7 @@ func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 		return invalid("Uncertain", "needs an error that says why")
 	}
 	cause = tame(cause)
-	err := c.run(ctx, db, "uncertain", doubtFence, errorText(cause.Error()))
+	err := c.run(ctx, db, "uncertain", stmt.DoubtFence, errorText(cause.Error()))
 	if err == nil {
 		c.f.emit(ctx, EventUncertain, c.Token, cause)
 	}
@@ -228,7 +176,7 @@ func (c *FenceLease) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkLease("Extend", d, time.Millisecond); err != nil {
 		return err
 	}
-	return c.run(ctx, nil, "extend", extendFence, d.Microseconds(), false)
+	return c.run(ctx, nil, "extend", stmt.ExtendFence, d.Microseconds(), false)
 }
 
 // perform settles an earlier doubt, runs fn and records the outcome. If the provider said that an earlier run was applied,
@@ -270,7 +218,7 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 			stop()
 			c.began = time.Now()
 			err = c.record(ctx, func(ctx context.Context) error {
-				return c.run(ctx, nil, "extend", extendFence, c.f.lease.Microseconds(), true)
+				return c.run(ctx, nil, "extend", stmt.ExtendFence, c.f.lease.Microseconds(), true)
 			})
 			work, stop = c.keep(ctx)
 		}

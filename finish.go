@@ -17,7 +17,7 @@ import (
 
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
-	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -166,7 +166,7 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	l.byHandler.Store(true)
 	statement, args := l.completion()
 	if l.q.store.Citus.Load() == pg.CitusYes {
-		statement = onNode(statement)
+		statement = l.q.store.OnNode(statement)
 	}
 	batch.Queue(l.q.store.SQL(statement), args...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
@@ -222,42 +222,10 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	return fmt.Errorf("onceq: complete: %w", l.q.store.Told(err))
 }
 
-// completeOne completes one job by its guard, and raises an error if the guard does not hold. The fence must still be this
-// job's: another job may have taken the key of a dead one.
-const completeOne = `
-with gone as (
-  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
-  returning id, scope, key
-),
-fence as (
-  update onceq.job_fences f
-     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
-    from gone g
-   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
-)
-select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
-
-// What the statements below, and others that are not written out, have in common: the guard of one lease; the guards of the
-// leases in u; and the fences f of the jobs in g that left, each of which must still be its job's. internal/pg/statement.go explains "=
-// any (array[x])" and "+ 0".
-const (
-	heldByOne   = `id = $1::bigint and claims = $2::int and holder = $3::bigint`
-	heldByEach  = `j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder`
-	fenceOfGone = `f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = ` + table.OfJob + ` and f.job_id = g.id`
-)
-
-// completeOneUnkeyed is the same for a job without a fence.
-const completeOneUnkeyed = `
-with gone as (
-  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
-  returning id
-)
-select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
-
 // completion gives the statement that completes the job, which raises an error if its guard does not hold.
 func (l *Lease) completion() (string, []any) {
 	if !l.plain(l.keep) {
-		return finishJobs, finishArgs([]outcome{{lease: l, state: StateCompleted, result: l.result, keep: l.keep}}, true)
+		return stmt.FinishJobs, finishArgs([]outcome{{lease: l, state: StateCompleted, result: l.result, keep: l.keep}}, true)
 	}
 	return l.shortly()
 }
@@ -265,9 +233,9 @@ func (l *Lease) completion() (string, []any) {
 // shortly gives the statement for a job that is not kept and has no lane and no limit. It tells nobody.
 func (l *Lease) shortly() (string, []any) {
 	if l.Key == "" {
-		return completeOneUnkeyed, []any{l.ID, l.claims, l.holder}
+		return stmt.CompleteOneUnkeyed, []any{l.ID, l.claims, l.holder}
 	}
-	return completeOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
+	return stmt.CompleteOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
 }
 
 // plain says that a completion concerns the job and its key alone: it is kept for no time, nobody waits for it, and it has no lane and no limit.
@@ -306,70 +274,6 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 	}
 	return nil
 }
-
-// completeJobs completes many jobs by their guards and returns the tokens of those whose guard held. The caller sorts them
-// by id, and their rows are locked in this order. With $5 it raises an error if a guard did not hold.
-const completeJobs = `
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
-),
-gone as (
-  delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
-  returning j.id, j.claims, j.scope, j.key, u.result
-),
-fence as (
-  update onceq.job_fences f
-     set state = 3, token = g.id << 20 | g.claims::bigint, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
-    from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
-)
-select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone)`
-
-// finishJobs ends jobs of any kind in any finished state, and giveBackJobs gives jobs back that have a lane or a limit, or that wait for an
-// event: functions of the schema, whose comments say how. They return the tokens of the jobs whose guard held, giveBackJobs also the ids of
-// those among them that somebody wants cancelled.
-const (
-	finishJobs = `
-select f.tokens
-  from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool, $10::text::jsonb) as f(tokens)`
-	giveBackJobs = `
-select b.tokens, b.cancelled
-  from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[],
-                       $12::text::jsonb) b`
-
-	// tellMembers tells those that wait for jobs how these ended. It follows a short statement that ends them in a handler's transaction.
-	tellMembers = `select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls)`
-)
-
-// appendError adds an error to a job, of which the latest ten are kept, with its time and its attempt.
-const appendError = `case when error = '' then errors else
-         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
-
-// retryJobs makes jobs ready to run again. It returns the tokens of those whose guard held, and the ids of those among them
-// that somebody wants cancelled. $8 is how many lost leases at most go on counting (lostFrom). With $9 it raises an error if a
-// guard did not hold.
-var retryJobs = `
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
-      as u(id, claims, holder, error, spent, reset, delay, most)
-),
-ready as (
-  update onceq.jobs j
-     set run_at = statement_timestamp() + u.delay::float8 * interval '1 microsecond', due_at = null, leased_until = null, holder = null,
-         attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = least(lost, u.most),
-         identity = case when u.reset then ` + table.IdentityOf("j") + ` + 1 else identity end,
-         errors   = ` + appendError + `
-    from u
-   where ` + heldByEach + `
-  returning j.id, j.claims, j.created_at
-)
-select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       pg_catalog.array_agg(ready.id << ` + table.TokenBitsSQL + ` | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
-  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
 func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
@@ -422,7 +326,7 @@ func (o *outcome) lostFrom() int32 {
 	return maxMaxLost
 }
 
-// toldArgs are those of tellMembers for the completed jobs that others wait for.
+// toldArgs are those of stmt.TellMembers for the completed jobs that others wait for.
 func toldArgs(outcomes []outcome) []any {
 	var ids []int64
 	var states []int16
@@ -461,10 +365,10 @@ func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome
 		args      func([]outcome, bool) []any
 		answer    []any
 	}{
-		{plain, completeJobs, completeArgs, []any{nil, &done}},
-		{ended, finishJobs, finishArgs, []any{&done}},
-		{again, retryJobs, retryArgs, []any{nil, &done, &asked}},
-		{back, giveBackJobs, giveBackArgs, []any{&done, &asked}},
+		{plain, stmt.CompleteJobs, completeArgs, []any{nil, &done}},
+		{ended, stmt.FinishJobs, finishArgs, []any{&done}},
+		{again, stmt.RetryJobs, retryArgs, []any{nil, &done, &asked}},
+		{back, stmt.GiveBackJobs, giveBackArgs, []any{&done, &asked}},
 	} {
 		if len(part.outcomes) == 0 {
 			continue

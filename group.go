@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -152,38 +153,6 @@ func inField(err error, from, to string) error {
 	return err
 }
 
-// groupsOf reads the groups that a job is a member of, and raises an error if its lease is lost.
-const groupsOf = `
-with ok as materialized (
-  select id from onceq.jobs where ` + heldByOne + ` for no key update
-)
-select case when not exists (select from ok) then onceq.lease_lost($1::bigint) end,
-       array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id)`
-
-// findCycles looks for jobs that wait for the groups $1, directly or through others, under the ids $2 and the names $3 and
-// $4. It gives the place of the first one that it finds, its id, and a group that it waits for. It gives up after so many.
-const findCycles = `
-with recursive up (id, root) as (
-  select u.id, u.id from pg_catalog.unnest($1::bigint[]) as u(id)
-  union
-  select w.id, up.root
-    from up
-   cross join lateral (select group_id from onceq.job_members where job_id + 0 = up.id offset 0) m
-   cross join lateral (select id from onceq.job_waits where id = m.group_id and if_dead is not null offset 0) w
-),
-waits as materialized (
-  select id, root from up limit 10000
-)
-select coalesce(n, -1), coalesce(id, 0), coalesce(root, 0)
-  from (select 1) o
-  left join lateral (
-       select g.n - 1 as n, w.id, w.root
-         from unnest($2::bigint[], $3::text[], $4::text[]) with ordinality as g(id, scope, key, n)
-        cross join lateral (
-              select coalesce(nullif(g.id, 0), (select job_id from onceq.job_fences f where f.class = ` + table.OfJob + ` and f.scope = g.scope and f.key = g.key)) as id offset 0) f
-         join waits w on w.id = f.id
-        order by g.n limit 1) c on true`
-
 // refuseCycles refuses jobs as members of groups that wait for these groups themselves, because all of them would wait for
 // ever: those whose keys or whose After say so. It writes nothing.
 func (q *Queue) refuseCycles(ctx context.Context, db DB, groups []int64, jobs []Job, all []encoded) error {
@@ -206,7 +175,7 @@ func (q *Queue) refuseCycles(ctx context.Context, db DB, groups []int64, jobs []
 	}
 	var n int
 	var id, root int64
-	if err := q.store.QueryRow(ctx, db, findCycles, []any{groups, ids, scopes, keys}, &n, &id, &root); err != nil {
+	if err := q.store.QueryRow(ctx, db, stmt.FindCycles, []any{groups, ids, scopes, keys}, &n, &id, &root); err != nil {
 		return fmt.Errorf("onceq: add members: looking for jobs that would wait for each other: %w", q.store.Told(err))
 	}
 	switch {
@@ -280,7 +249,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 
 // groups reads the groups to which AddMembers adds, and locks the lease.
 func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
-	err = l.q.store.QueryRow(ctx, db, groupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
+	err = l.q.store.QueryRow(ctx, db, stmt.GroupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
 	switch {
 	case leaseLost(err):
 		e := l.event(EventLeaseLost)
@@ -313,35 +282,13 @@ type Member struct {
 	Result json.RawMessage `json:"result,omitzero"`
 }
 
-// readMembers reads a page of a group's members. Of those that have completed it reads nothing but this.
-const readMembers = `
-with page as materialized (
-  select job_id, nullif(state, 0) as state, case when not $4::boolean then result end as result
-    from onceq.job_members
-   where group_id = $1::bigint and job_id > $2::bigint
-   order by job_id
-   limit $3::int
-)
-select m.job_id, coalesce(m.state, i.state, ` + table.JobCompleted + `), m.result::text,
-       coalesce(case when i.state <> ` + table.JobCompleted + ` then i.kind end, ''),
-       coalesce(case when i.state <> ` + table.JobCompleted + ` then i.errors -> -1 ->> 'error'::text end, '')
-  from page m
-  left join lateral (
-       select ` + table.JobState + ` as state, j.kind, j.errors from onceq.jobs j where j.id = m.job_id and m.state is null
-        union all
-       select ` + table.WaitState + `, w.kind, w.errors from onceq.job_waits w where w.id = m.job_id and m.state is null
-        union all
-       select h.state, h.kind, h.errors from onceq.job_history h where h.id = m.job_id and m.state is distinct from ` + table.JobCompleted + `
-        limit 1) i on true
- order by m.job_id`
-
 // membersOf gives the members of a group whose ids are larger than after, in pages of up to 1,000, and of them limit, if that is not 0.
 func membersOf(ctx context.Context, q *Queue, db DB, group, after int64, limit int, bare bool) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
 		for left := cmp.Or(limit, math.MaxInt); left > 0; {
 			var page []Member
 			args := []any{group, after, min(left, 1000), bare}
-			err := q.store.Send(ctx, db, pg.Reading, readMembers, args, pg.Each(func(rows pgx.Rows) error {
+			err := q.store.Send(ctx, db, pg.Reading, stmt.ReadMembers, args, pg.Each(func(rows pgx.Rows) error {
 				var m Member
 				err := m.scan(rows)
 				page = append(page, m)
@@ -418,41 +365,10 @@ func (g GroupInfo) String() string {
 	return s
 }
 
-// countMembers counts the members of group g.id, and reads the state of the job that waits for them.
-const countMembers = `
-       coalesce((select ` + table.WaitState + ` from onceq.job_waits w where w.id = g.id), (select ` + table.JobState + ` from onceq.jobs j where j.id = g.id),
-                (select h.state from onceq.job_history h where h.id = g.id)),
-       w.if_dead is not null,
-       coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and h.if_dead = ` + sqlDeadEnded + `), 0),
-       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1e6, 0)::bigint,
-       m.total, m.open, m.completed, m.dead, m.cancelled, m.held,
-       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state = 0 order by job_id limit 10),
-       array(select job_id from onceq.job_members where $4::bool and group_id = $3::bigint and state in (` + table.JobDead + `, ` + table.JobHeld + `) order by job_id limit 10)
-  from g
-  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
- cross join lateral (
-       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = ` + table.JobCompleted + `) as completed,
-              count(*) filter (where state = ` + table.JobDead + `) as dead, count(*) filter (where state = ` + table.JobCancelled + `) as cancelled,
-              count(*) filter (where state = ` + table.JobHeld + `) as held
-         from onceq.job_members where group_id = g.id) m`
-
-// readGroups gives at most $2 of the groups behind $1 that still wait, by id, or group $3. With $4 it also gives that group's first
-// members that are unfinished, and the first ones that wait for a person.
-var readGroups = `
-with g as materialized (
-  (select id, lane from onceq.job_waits
-    where lane > ` + table.FollowLine("$1::bigint") + ` and lane < ' ' and $3::bigint = 0
-    order by lane limit $2::int)
-  union all
-  select $3::bigint, '' where $3::bigint <> 0
-)
-select g.id,` + countMembers + `
- order by g.lane`
-
-// groups reads what readGroups does, and calls take with each group, its first unfinished members and those that wait for a person.
+// groups reads what stmt.ReadGroups does, and calls take with each group, its first unfinished members and those that wait for a person.
 func (q *Queue) groups(ctx context.Context, db DB, after int64, limit int, one int64, members bool,
 	take func(g GroupInfo, open, dead []int64)) error {
-	return q.store.Send(ctx, db, pg.Reading, readGroups, []any{after, limit, one, members}, pg.Each(func(rows pgx.Rows) error {
+	return q.store.Send(ctx, db, pg.Reading, stmt.ReadGroups, []any{after, limit, one, members}, pg.Each(func(rows pgx.Rows) error {
 		var g GroupInfo
 		var open, dead []int64
 		err := g.scan(rows, &open, &dead)

@@ -24,7 +24,10 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/leaks"
+	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/plans"
+	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
@@ -32,6 +35,48 @@ import (
 
 // These tests need unexported code, which export_test.go lends them: the statements, the limits of Health, and how long a
 // worker claims ahead. All others are in internal/tests.
+
+// hotStatements are the statements that run for every job, by name.
+var hotStatements = map[string]string{
+	"claim":     stmt.ClaimJobs,
+	"in turn":   stmt.ClaimInTurn,
+	"claims":    stmt.ClaimManyJobs,
+	"claim any": stmt.ClaimAny,
+	"claim one": stmt.ClaimOne,
+	"look":      stmt.LookForJobs,
+	"find lost": stmt.FindLost,
+	"extend":    stmt.ExtendLeases,
+	"lengthen":  stmt.LengthenLease,
+	"lock":      stmt.LockJobs,
+	"complete":  stmt.CompleteJobs,
+	"retry":     stmt.RetryJobs,
+
+	"await":           stmt.BeginAwait,
+	"await, time-out": stmt.EndAwait,
+	"rescan":          stmt.RescanPage,
+	"rescan, first":   stmt.RescanFirst,
+
+	"complete, next":  stmt.FinishNext,
+	"finish":          stmt.FinishJobs,
+	"give back":       stmt.GiveBackJobs,
+	"give next back":  stmt.GiveBackNext,
+	"give first back": stmt.GiveBackFirst,
+	"reslot":          stmt.TakeSlots,
+	"promote":         stmt.PromoteLines,
+}
+
+// userStatements run in a user's transactions, and so without such settings.
+var userStatements = map[string]string{
+	"lock one":         stmt.LockJob,
+	"complete one tx":  stmt.InTx[stmt.CompleteOne],
+	"unkeyed in tx":    stmt.InTx[stmt.CompleteOneUnkeyed],
+	"complete one":     stmt.CompleteOne,
+	"complete unkeyed": stmt.CompleteOneUnkeyed,
+	"enqueue":          stmt.InsertKeyed,
+	"enqueue, general": stmt.EnqueueOne,
+	"enqueue, many":    stmt.EnqueueJobs,
+	"what waits":       stmt.ReadRefs,
+}
 
 // Each test that has a database fails if it leaves a goroutine behind.
 func init() { leaks.On.Store(true) }
@@ -127,10 +172,10 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 					require.NotContains(t, raw, `Sort"`)
 				}
 			}
-			for what, statement := range onceq.HotStatements {
-				plan(what, statement, onceq.GuardPlans)
+			for what, statement := range hotStatements {
+				plan(what, statement, pg.GuardPlans)
 			}
-			for what, statement := range onceq.UserStatements {
+			for what, statement := range userStatements {
 				plan(what, statement, "")
 			}
 			plansOfFunctions(t, db)
@@ -314,30 +359,30 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 	}
 	second := time.Second.Microseconds()
 	args := map[string]func(leases) []any{
-		"completeOne":             one(int64(1<<20), ""),
-		"completeOneUnkeyed":      one(),
-		"inTx completeOne":        one(int64(1<<20), "", nil),
-		"inTx completeOneUnkeyed": one(nil),
-		"finishNext":              one("", false, second, int64(8), "default", []string{"k"}),
-		"lengthenLease":           one(time.Hour.Microseconds()),
-		"groupsOf":                one(),
-		"insertFence":             one(int16(3), "s", "new", int64(8), second, int64(1000), nil),
-		"takeFence":               one(int16(3), "s", "free", int64(8), second, int64(1000), nil, int64(1), false, "", false),
-		"completeJobs":            many(texts, no),
-		"finishJobs":              many(func(n int) any { return slices.Repeat([]int16{int16(onceq.StateDead)}, n) }, texts, texts, ints, bigints, no, nothing),
-		"retryJobs":               many(texts, ints, bools, hours, ints, no),
-		"giveBackJobs":            many(texts, ints, bools, hours, ints, no, nulls, nulls, nothing),
-		"extendLeases":            many(func(int) any { return time.Hour.Microseconds() }, bools, func(int) any { return nil }),
-		"takeSlots":               func(l leases) []any { return []any{"/1", l.ids, l.claims, l.holders} },
-		"lockJobs":                func(l leases) []any { return []any{"", l.ids, l.claims, l.holders} },
-		"lockJob":                 func(l leases) []any { return []any{"", l.ids[0], l.claims[0], l.holders[0]} },
-		"beginAwait":              await("new", second),
-		"endAwait":                await("open"),
-		"completeFence":           fence("", "", int64(0), int64(0)),
-		"releaseFence":            fence(),
-		"doubtFence":              fence("why"),
-		"extendFence":             fence(second, false),
-		"effectScope":             func(l leases) []any { return []any{"claimed", int64(l.claims[0]), l.holders[0]} },
+		"CompleteOne":             one(int64(1<<20), ""),
+		"CompleteOneUnkeyed":      one(),
+		"InTx completeOne":        one(int64(1<<20), "", nil),
+		"InTx completeOneUnkeyed": one(nil),
+		"FinishNext":              one("", false, second, int64(8), "default", []string{"k"}),
+		"LengthenLease":           one(time.Hour.Microseconds()),
+		"GroupsOf":                one(),
+		"InsertFence":             one(int16(3), "s", "new", int64(8), second, int64(1000), nil),
+		"TakeFence":               one(int16(3), "s", "free", int64(8), second, int64(1000), nil, int64(1), false, "", false),
+		"CompleteJobs":            many(texts, no),
+		"FinishJobs":              many(func(n int) any { return slices.Repeat([]int16{int16(onceq.StateDead)}, n) }, texts, texts, ints, bigints, no, nothing),
+		"RetryJobs":               many(texts, ints, bools, hours, ints, no),
+		"GiveBackJobs":            many(texts, ints, bools, hours, ints, no, nulls, nulls, nothing),
+		"ExtendLeases":            many(func(int) any { return time.Hour.Microseconds() }, bools, func(int) any { return nil }),
+		"TakeSlots":               func(l leases) []any { return []any{"/1", l.ids, l.claims, l.holders} },
+		"LockJobs":                func(l leases) []any { return []any{"", l.ids, l.claims, l.holders} },
+		"LockJob":                 func(l leases) []any { return []any{"", l.ids[0], l.claims[0], l.holders[0]} },
+		"BeginAwait":              await("new", second),
+		"EndAwait":                await("open"),
+		"CompleteFence":           fence("", "", int64(0), int64(0)),
+		"ReleaseFence":            fence(),
+		"DoubtFence":              fence("why"),
+		"ExtendFence":             fence(second, false),
+		"EffectScope":             func(l leases) []any { return []any{"claimed", int64(l.claims[0]), l.holders[0]} },
 	}
 
 	// None is left out.
@@ -345,14 +390,14 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 	require.NoError(t, err)
 	guards := regexp.MustCompile(`(claims|token) = \S+ and (\w\.)?holder = `)
 	functions := regexp.MustCompile(`onceq\.(begin_await|claim_fence|finish|finish_next|give_back|take_slots)\(`)
-	var names []string
+	statements := make(map[string]string)
 	for block := range strings.SplitSeq(string(listed), "\n\n-- ") {
 		head, text, _ := strings.Cut(block, "\n")
 		if _, name, _ := strings.Cut(head, ": "); !strings.HasPrefix(head, "citus") && (guards.MatchString(text) || functions.MatchString(text)) {
-			names = append(names, name)
+			statements[name] = strings.TrimSuffix(strings.TrimSpace(text), ";")
 		}
 	}
-	require.ElementsMatch(t, names, slices.Collect(maps.Keys(args)))
+	require.ElementsMatch(t, slices.Collect(maps.Keys(statements)), slices.Collect(maps.Keys(args)))
 
 	db := queuetest.New(t, queuetest.Schema("onceq"))
 	defer db.Empty()
@@ -375,7 +420,7 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 		tx, err := db.Pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tx.Rollback(t.Context())) }()
-		answers, _ := tx.Query(t.Context(), onceq.LeaseStatements[name], args...) // its error is that of the rows
+		answers, _ := tx.Query(t.Context(), statements[name], args...) // its error is that of the rows
 		for answers.Next() {
 			for i, column := range answers.FieldDescriptions() {
 				if column.Name != "waited" { // that is a time
@@ -394,8 +439,8 @@ func TestTrap_EachStatementOfALeaseComparesClaimsAndHolder(t *testing.T) {
 			              (select jsonb_agg(m order by job_id) from onceq.job_members m where job_id >= $1))`, first).Scan(&rows))
 		return answer, rows
 	}
-	_, all := send("lockJob", []any{"", int64(1), int32(3), int64(7)}, 1)
-	_, last := send("lockJob", []any{"", int64(1), int32(3), int64(7)}, 2)
+	_, all := send("LockJob", []any{"", int64(1), int32(3), int64(7)}, 1)
+	_, last := send("LockJob", []any{"", int64(1), int32(3), int64(7)}, 2)
 	for name, args := range args {
 		right := leases{[]int64{1, 2}, []int32{3, 3}, []int64{7, 7}}
 		held, _ := send(name, args(right), 1)
@@ -460,7 +505,7 @@ func TestClaim_EachStatementTakesOnlyWhatIsFreeAndDue(t *testing.T) {
 		defer func() { require.NoError(t, tx.Rollback(ctx)) }()
 		_, err = tx.Exec(ctx, `set local lock_timeout to '5s'`)
 		require.NoError(t, err)
-		rows, err := tx.Query(ctx, onceq.HotStatements[name], args...)
+		rows, err := tx.Query(ctx, hotStatements[name], args...)
 		require.NoError(t, err, name)
 		var got []int64
 		for rows.Next() {
@@ -529,7 +574,7 @@ select nextval('onceq.ids'), %s, now(), 25, 0, '%s', 'k', '1' from generate_seri
 			tx, err := pool.Begin(ctx)
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(ctx) }()
-			for _, statement := range []string{onceq.GuardPlans, `set local plan_cache_mode = force_generic_plan`, `prepare p as ` + onceq.HotStatements["claim"]} {
+			for _, statement := range []string{pg.GuardPlans, `set local plan_cache_mode = force_generic_plan`, `prepare p as ` + hotStatements["claim"]} {
 				_, err = tx.Exec(ctx, statement)
 				require.NoError(t, err)
 			}
@@ -556,7 +601,7 @@ func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
 	list, err := migrations.SQL("onceq")
 	require.NoError(t, err)
 	space := func(s string) string { return strings.Join(strings.Fields(s), " ") }
-	free := space(strings.ReplaceAll(strings.Trim(onceq.FenceFree, "()"), "pg_catalog.", ""))
+	free := space(strings.ReplaceAll(strings.Trim(table.FenceFree, "()"), "pg_catalog.", ""))
 	const until, plain = `timezone('UTC', timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond')`, `f.finished_at + f.lifetime::float8 * interval '1 millisecond'`
 	require.Contains(t, free, until)
 	require.Contains(t, space(list[0].Up), strings.ReplaceAll(free, until, plain), "take_fence")
@@ -674,17 +719,17 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, leases, 4)
-	require.Equal(t, own(named(onceq.HotStatements["claim any"])), tracer.take())
+	require.Equal(t, own(named(hotStatements["claim any"])), tracer.take())
 	require.NoError(t, leases[0].Complete(ctx, nil))
-	require.Equal(t, [][]string{{named(onceq.UserStatements["complete unkeyed"])}}, tracer.take())
+	require.Equal(t, [][]string{{named(userStatements["complete unkeyed"])}}, tracer.take())
 	require.NoError(t, leases[1].Complete(ctx, nil))
-	require.Equal(t, [][]string{{named(onceq.UserStatements["complete one"])}}, tracer.take())
+	require.Equal(t, [][]string{{named(userStatements["complete one"])}}, tracer.take())
 	require.NoError(t, leases[2].Extend(ctx, time.Minute))
-	require.Equal(t, own(named(onceq.HotStatements["extend"])), tracer.take())
+	require.Equal(t, own(named(hotStatements["extend"])), tracer.take())
 	require.NoError(t, leases[2].Snooze(ctx, 1))
-	require.Equal(t, own(named(onceq.HotStatements["retry"])), tracer.take())
+	require.Equal(t, own(named(hotStatements["retry"])), tracer.take())
 	require.NoError(t, leases[3].Fail(ctx, onceq.Fatal(context.Canceled)))
-	require.Equal(t, own(named(onceq.HotStatements["finish"])), tracer.take())
+	require.Equal(t, own(named(hotStatements["finish"])), tracer.take())
 
 	// This is what a worker sends: its claim, and its batch of outcomes.
 	kind := onceq.Kind[any]{Name: "k"}
@@ -693,7 +738,7 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 	require.NoError(t, w.Drain(ctx, 1))
 	sent = tracer.take()
 	for _, name := range []string{"claim", "complete"} {
-		want := own(named(onceq.HotStatements[name]))[0]
+		want := own(named(hotStatements[name]))[0]
 		if name == "complete" {
 			want[1] += `, pg_catalog.set_config('lock_timeout', '1000ms', true)` // see outbox.go
 		}
@@ -1519,7 +1564,7 @@ func TestReslot_TakesASlotThatNobodyUses(t *testing.T) {
 		batch.Queue(`select slot from onceq.lane_locks for update`)
 		batch.Queue(`update onceq.limit_rates set free_at = now() + interval '1 hour' where lane = $1`, line)
 		batch.Queue(`update onceq.jobs set run_at = statement_timestamp() - case id when $1 then interval '1 minute' else interval '0' end`, missed)
-		batch.Queue(onceq.HotStatements["reslot"], line, []int64{late}, []int32{1}, []int64{holderOf(t, db, late)}).QueryRow(func(row pgx.Row) error {
+		batch.Queue(hotStatements["reslot"], line, []int64{late}, []int32{1}, []int64{holderOf(t, db, late)}).QueryRow(func(row pgx.Row) error {
 			return row.Scan(&start, &taken, nil, nil, nil)
 		})
 		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
@@ -1607,7 +1652,7 @@ func TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare(t *testing.T) {
 			}
 			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 			require.NoError(t, err)
-			for _, plan := range nestedPlans(t, db, onceq.HotStatements["promote"], []any{time.Time{}, lanes, 0, 100_000, 1_000_000, 1, "default", []string{"k"}}) {
+			for _, plan := range nestedPlans(t, db, hotStatements["promote"], []any{time.Time{}, lanes, 0, 100_000, 1_000_000, 1, "default", []string{"k"}}) {
 				require.Less(t, rowsIn(plan), float64(lanes*lanes/2), plan)
 			}
 			leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: lanes})
@@ -1620,10 +1665,10 @@ func TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare(t *testing.T) {
 select array_agg(id order by id), array_agg(claims order by id), array_agg(holder order by id) from onceq.jobs`).Scan(&ids, &claims, &holders))
 			none, completed := make([]string, lanes), slices.Repeat([]int16{int16(onceq.StateCompleted)}, lanes)
 			args := []any{ids, claims, holders, completed, none, none, make([]int32, lanes), make([]int64, lanes), true, nil}
-			for _, plan := range nestedPlans(t, db, onceq.HotStatements["finish"], args) {
+			for _, plan := range nestedPlans(t, db, hotStatements["finish"], args) {
 				require.Less(t, rowsIn(plan), float64(lanes*lanes/2), plan)
 			}
-			_, err = db.Pool.Exec(ctx, onceq.HotStatements["finish"], args...)
+			_, err = db.Pool.Exec(ctx, hotStatements["finish"], args...)
 			require.NoError(t, err)
 			leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: lanes})
 			require.NoError(t, err)
@@ -1647,7 +1692,7 @@ func TestStatements_WorkGrowsWithTheRatesAndNotWithTheirSquare(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	var rows float64
-	for _, plan := range nestedPlans(t, db, onceq.HotStatements["promote"], []any{time.Time{}, limits, 0, 100_000, 1_000_000, 1, "default", []string{"k"}}) {
+	for _, plan := range nestedPlans(t, db, hotStatements["promote"], []any{time.Time{}, limits, 0, 100_000, 1_000_000, 1, "default", []string{"k"}}) {
 		rows += rowsIn(plan)
 	}
 	require.Less(t, rows, float64(limits*limits/2))
@@ -1837,7 +1882,7 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 	jobs := slices.Repeat([]onceq.Job{{Kind: "k", Limit: "rate"}, {Kind: "k", Lane: "lane", Priority: onceq.PriorityLow}}, 20)
 	_, err = db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
-	require.Less(t, plans.Pages(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "job_waits"), 100.0)
+	require.Less(t, plans.Pages(nestedPlans(t, db, hotStatements["promote"], promoteArgs), "job_waits"), 100.0)
 }
 
 // A look at a rate read all its live jobs twice, and each of them that completed caused one.
@@ -1876,7 +1921,7 @@ func TestStatements_ALookAtARateReadsFewLiveJobs(t *testing.T) {
 			if c.takes > 0 {
 				most = live + 200
 			}
-			read, _ := plans.Read(nestedPlans(t, db, onceq.HotStatements["promote"], promoteArgs), "lane_places")
+			read, _ := plans.Read(nestedPlans(t, db, hotStatements["promote"], promoteArgs), "lane_places")
 			require.LessOrEqual(t, read, most)
 			tx, err := db.Pool.Begin(ctx)
 			require.NoError(t, err)
@@ -1914,7 +1959,7 @@ func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
 		keys, make([]int16, n), nil, make([]*int16, n), nil, true}
 	for _, before := range [][]string{nil, {`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, finished_at, lifetime)
 		select 0, '1', g, 3, 0, 0, now(), now(), 0 from generate_series(0, 1999) g`}} {
-		plans := nestedPlans(t, db, onceq.UserStatements["enqueue, many"], args, before...)
+		plans := nestedPlans(t, db, userStatements["enqueue, many"], args, before...)
 		if plans == nil {
 			t.Skip("this server does not show the plans of functions")
 		}
@@ -2042,7 +2087,7 @@ func TestRescanTurn(t *testing.T) {
 		defer func() { _ = tx.Rollback(ctx) }()
 		_, err = tx.Exec(ctx, `insert into onceq.queues (queue, rescanned_at, left_kinds) values ('q', statement_timestamp() - $1::bigint * interval '1 microsecond', $2)`, ago.Microseconds(), left)
 		require.NoError(t, err)
-		rows, err := tx.Query(ctx, onceq.RescanTurn, []string{"q"}, time.Second.Microseconds(), []string{"k"})
+		rows, err := tx.Query(ctx, stmt.RescanTurn, []string{"q"}, time.Second.Microseconds(), []string{"k"})
 		require.NoError(t, err)
 		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		require.NoError(t, err)

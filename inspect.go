@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -75,32 +76,7 @@ type AttemptError struct {
 	Error   string    `json:"error"`
 }
 
-// readJob reads job $1, with its content if $2 says so, and only if it has scope $3 and key $4 unless these are null: after the
-// sequence was set back, a later job may have the id. It also reads who has the job, since when somebody wants it cancelled, and
-// for what it waits in an Await or a Sleep, and of a live one its time-out.
-var readJob = func() string {
-	live, waiting, past := table.JobColumns(`$2::bool`)
-	where := func(alias string) string {
-		return fmt.Sprintf(`
-         where %[1]s.id = $1::bigint and ($3::text is null or %[1]s.scope = $3::text and %[1]s.key = $4::text)`, alias)
-	}
-	return `
-select i.*, j.holder, coalesce(j.ahead, false), coalesce(j.timeout, ''), c.requested_at,
-       coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
-  from (select ` + live + ` from onceq.jobs j` + where("j") + `
-         union all
-        select ` + waiting + ` from onceq.job_waits w` + where("w") + `
-         union all
-        select ` + past + ` from onceq.job_history h` + where("h") + `) i
-  left join lateral (
-       select holder, ahead, metadata ->> '` + timeoutMember + `'::text as timeout from onceq.jobs where id = i.id offset 0) j on true
-  left join lateral (select requested_at from onceq.job_cancels where job_id = i.id and requested_at >= i.created_at offset 0) c on true
-  left join lateral (
-       select scope, key, until from onceq.job_awaits
-        where job_id = i.id and claims = i.claims and state = ` + sqlOpen + ` order by until limit 1) a on true`
-}()
-
-// knownJob is what readJob reads.
+// knownJob is what stmt.ReadJob reads.
 type knownJob struct {
 	job        JobInfo
 	holder     *int64
@@ -114,7 +90,7 @@ type knownJob struct {
 // job reads a job. The error is pgx.ErrNoRows if there is none.
 func (q *Queue) job(ctx context.Context, db DB, id int64, content bool, scope, key *string) (k knownJob, err error) {
 	var timeout string
-	err = q.store.Send(ctx, db, pg.Reading, readJob, []any{id, content, scope, key}, func(rows pgx.Rows) error {
+	err = q.store.Send(ctx, db, pg.Reading, stmt.ReadJob, []any{id, content, scope, key}, func(rows pgx.Rows) error {
 		if !rows.Next() {
 			return cmp.Or(rows.Err(), pgx.ErrNoRows)
 		}
@@ -174,7 +150,7 @@ func (i *JobInfo) scan(rows pgx.Rows, more ...any) error {
 	}
 	if metadata != nil {
 		i.Metadata = readMetadata(*metadata)
-		i.Timeout = ownTimeout(i.Metadata[timeoutMember])
+		i.Timeout = ownTimeout(i.Metadata[table.TimeoutMember])
 	}
 	if err := i.noted(note); err != nil {
 		return fmt.Errorf("progress of job %d: %w", i.ID, err)
@@ -219,7 +195,7 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 		var finished *time.Time
 		var result string
 		args := []any{int16(classJob), scope, key}
-		switch err := q.store.QueryRow(ctx, db, readFence, args, &state, &i.Token, nil, &i.CreatedAt, nil, nil, &result, nil, nil, nil, &i.ID, &finished); {
+		switch err := q.store.QueryRow(ctx, db, stmt.ReadFence, args, &state, &i.Token, nil, &i.CreatedAt, nil, nil, &result, nil, nil, nil, &i.ID, &finished); {
 		case errors.Is(err, pgx.ErrNoRows):
 			return JobInfo{}, fmt.Errorf("%w: key %q in scope %q: it was never taken, or it is free and a Reaper has removed it", ErrNotFound, key, scope)
 		case err != nil:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -102,7 +103,7 @@ type stop struct {
 
 // timeoutFor is how long the handler may run: as its job says, or its kind; 0 for as long as it likes.
 func (l *Lease) timeoutFor(kind time.Duration) time.Duration {
-	switch own := ownTimeout(l.Metadata[timeoutMember]); own {
+	switch own := ownTimeout(l.Metadata[table.TimeoutMember]); own {
 	case 0:
 		return kind
 	case NoTimeout:
@@ -194,11 +195,11 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	idle := lazytx.IdleLimit(l.timeout)
 	var err error
 	if l.q.store.Citus.Load() == pg.CitusYes { // it is the coordinator that is to end the connection
-		err = l.q.store.Send(ctx, db, pg.AsIs, openApart, []any{idle}, pg.NoRows)
+		err = l.q.store.Send(ctx, db, pg.AsIs, stmt.OpenApart, []any{idle}, pg.NoRows)
 		idle = ""
 	}
 	if err == nil {
-		err = l.q.store.Send(ctx, db, pg.AsIs, lockJob, []any{idle, l.ID, l.claims, l.holder}, pg.NoRows)
+		err = l.q.store.Send(ctx, db, pg.AsIs, stmt.LockJob, []any{idle, l.ID, l.claims, l.holder}, pg.NoRows)
 	}
 	switch {
 	case err == nil:
@@ -226,25 +227,13 @@ func (l *Lease) conflicted(ctx context.Context, err error) {
 	l.lengthen(ctx, time.Since(l.began))
 }
 
-// lengthenLease extends a lease and returns a row. It returns none if the lease is lost, or if a transaction has the job's
-// row locked.
-const lengthenLease = `
-with free as materialized (
-  select id from onceq.jobs
-   where ` + heldByOne + `
-     for no key update skip locked
-)
-update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint::float8 * interval '1 microsecond')
-  from free where j.id = any (array[free.id])
-returning true`
-
 // lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it took. It reports
 // whether the job still belongs to this lease and no transaction has its row locked.
 func (l *Lease) lengthen(ctx context.Context, took time.Duration) (held bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.EndWithin)
 	defer cancel()
 	d := l.beats + 2*took
-	err := l.q.store.Guarded(ctx, l.db, lengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
+	err := l.q.store.Guarded(ctx, l.db, stmt.LengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
 	return err == nil && held
 }
 
@@ -253,38 +242,6 @@ func (l *Lease) lengthen(ctx context.Context, took time.Duration) (held bool) {
 type beatAnswer struct {
 	extended, lost, cancelled bool
 }
-
-// extendLeases extends many leases. It returns the places of those extended, of those whose guard holds, and of those whose
-// jobs somebody wants cancelled. $5 says which of the leases have a handler that is running, and $6 what is to be noted of a
-// run (progress.go): null if there is nothing. It never waits for a lock:
-// otherwise one handler's transaction could let the other leases run out.
-const extendLeases = `
-with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
-),
-free as materialized (
-  select j.id, u.n
-    from u cross join lateral (
-         select id from onceq.jobs
-          where id = u.id and claims = u.claims and holder = u.holder
-            and leased_until < statement_timestamp() + $4::bigint::float8 * interval '1 microsecond'
-            for no key update skip locked) j
-),
-extended as (
-  update onceq.jobs j
-     set leased_until = statement_timestamp() + $4::bigint::float8 * interval '1 microsecond',
-         ahead = case when ($5::bool[])[free.n] then null else j.ahead end,
-         progress = coalesce(nullif(($6::text[])[free.n], '')::jsonb, j.progress)
-    from free where j.id = any (array[free.id])
-  returning free.n
-)
-select array(select n from extended),
-       array(select u.n from u cross join lateral (
-             select from onceq.jobs j
-              where j.id = u.id and j.claims = u.claims and j.holder = u.holder offset 0) j),
-       array(select u.n from u cross join lateral (
-             select from onceq.job_cancels x where x.job_id = u.id
-                and exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at) offset 0) x)`
 
 // beat extends the leases, which the caller has sorted by id. running says which of their jobs are being worked on.
 func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool, d time.Duration) ([]beatAnswer, error) {
@@ -301,7 +258,7 @@ func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool
 		}
 	}
 	var extended, held, cancelled []int64
-	err := q.store.Guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds(), running, notes}, &extended, &held, &cancelled)
+	err := q.store.Guarded(ctx, db, stmt.ExtendLeases, []any{ids, claims, holders, d.Microseconds(), running, notes}, &extended, &held, &cancelled)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: extend: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -220,10 +221,6 @@ func (q *Queue) RemoveLimit(ctx context.Context, db DB, name string) error {
 	return nil
 }
 
-// setLimit calls a function of the schema, which removes the limit if $2 is null.
-const setLimit = `
-select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int, $6::bool) f`
-
 // setLine writes the limit of a line, or of a family of them, or removes it. That of one with Max has no
 // burst. If it is to be unset, it may stay as it is, and set is false.
 func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset bool) (set bool, err error) {
@@ -240,7 +237,7 @@ func (q *Queue) setLine(ctx context.Context, db DB, line string, l *Limit, unset
 			burst = l.Burst
 		}
 	}
-	err = q.store.Send(ctx, db, pg.ForCaller, setLimit, []any{line, n, rate, per, burst, unset}, pg.Row(&set))
+	err = q.store.Send(ctx, db, pg.ForCaller, stmt.SetLimit, []any{line, n, rate, per, burst, unset}, pg.Row(&set))
 	return set, err
 }
 
@@ -279,7 +276,7 @@ func (m *limitsMet) ask(ctx context.Context, q *Queue, db DB) error {
 		return nil
 	}
 	var unset []string
-	err := q.store.Send(ctx, db, pg.Hot, limitsUnset, []any{names}, pg.Each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.Hot, stmt.LimitsUnset, []any{names}, pg.Each(func(rows pgx.Rows) error {
 		var name string
 		err := rows.Scan(&name)
 		unset = append(unset, name)
@@ -297,10 +294,3 @@ func (m *limitsMet) ask(ctx context.Context, q *Queue, db DB) error {
 	}
 	return nil
 }
-
-// limitsUnset returns those of the limits in $1 that nobody has set, nor their families.
-var limitsUnset = `
-select u.name from pg_catalog.unnest($1::text[]) as u(name)
- where not exists (select from onceq.lane_limits s
-                    where s.lane = any (array['/' || u.name, ` + table.FamilyOf("('/' || u.name)") + `]) and s.n is not null)
- order by u.name collate "C"`

@@ -18,7 +18,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -144,49 +146,6 @@ func newListener(w *Worker, id int64, own *pg.Conns, woken func(string)) *listen
 // leavesNow reports whether what becomes due is left to others. Anybody may call it.
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
-// waitsToo says of a row of waiters that its worker waits for all that this one does, and has room for as
-// many jobs.
-const waitsToo = ` and w.kinds = $10::bigint and w.room >= $4::bigint and w.idle_until > statement_timestamp() and (w.busy is null or w.busy operator(pg_catalog.<@) $5::text[])
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
-
-// announceRow writes the row of a worker that waits, or finds that it is dormant: it becomes so with $14 if
-// $8 come before it, and stays so with $11 if so many others wait.
-const announceRow = `
-with near as materialized (
-  select (select count(*)
-            from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker <> $1::bigint` + waitsToo + `
-                   limit $8::int) o) as others,
-         (select count(*)
-            from (select from onceq.waiters w
-                   where w.serves = $2::bigint and w.worker % 1000003::bigint < $1::bigint % 1000003::bigint` + waitsToo + `
-                   limit $8::int) o) as before
-),
-said as materialized (
-  select others, before, case when $11::int > 0 then others >= $11::int when $14::bool then before >= $8::int else false end as dormant from near
-),
-woken as (
-  delete from onceq.wakes where worker = $1::bigint and round < $3::bigint and (looks = 0 or queue <> all (coalesce($13::text[], '{}')))
-),
-gone as (
-  delete from onceq.waiters using (select from said where dormant offset 0) s where worker = $1::bigint
-),
-row as (
-  insert into onceq.waiters (worker, serves, round, room, kinds, looks, polls, busy, idle_until)
-  select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::smallint, $12::bool, $5::text[], statement_timestamp() + $6::bigint::float8 * interval '1 microsecond'
-    from said where not dormant and $11::int = 0
-  on conflict (worker) do update set round = excluded.round, looks = excluded.looks, busy = excluded.busy, idle_until = excluded.idle_until
-)
-select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said`
-
-const nameQueues = `
-with new as (
-  insert into onceq.waiter_queues (queue, serves)
-  select u.queue, $2::bigint from pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
-  on conflict do nothing
-)
-select 1`
-
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it
 // does not wait. A woken run may get the jobs of the time looks alone, and looking are the queues of which it
 // gets them now. may says that it may become dormant instead. It returns how many others with the same kinds
@@ -207,7 +166,7 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 		until = 0
 	}
 	setName := func() error {
-		err := l.q.store.Guarded(ctx, l.db, nameQueues, []any{l.queues, l.serves}, nil)
+		err := l.q.store.Guarded(ctx, l.db, stmt.NameQueues, []any{l.queues, l.serves}, nil)
 		l.named = err == nil
 		return err
 	}
@@ -219,7 +178,7 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 	l.round++
 	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
 	send := func() error {
-		return l.q.store.Guarded(ctx, l.db, announceRow, args, &l.named, &others, &before, &l.dormant)
+		return l.q.store.Guarded(ctx, l.db, stmt.AnnounceRow, args, &l.named, &others, &before, &l.dormant)
 	}
 	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
 		args[10] = dormantFrom / 2

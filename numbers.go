@@ -70,8 +70,6 @@ const (
 	turnPatience = time.Second            // a claim waits no longer for its turn; as in awaitTurn
 	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
 	turnWritten  = 50 * time.Millisecond  // how long it stands where a claim ended
-	pausesKnown  = 500 * time.Millisecond // pauses are read no more often in the message of a claim
-	pausesOld    = 2 * time.Second        // what was read longer ago is read again before a claim
 )
 
 // Promoters, successors and the quarantine.
@@ -106,10 +104,4 @@ const (
 	maxLease      = 7 * 24 * time.Hour     // a longer one would keep the work of a process that died
 	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
 	dueRows       = 100_000                // jobs of a queue and priority that a Reaper looks at for Count.Due
-)
-
-// What people are told of a mismatch (payload.go).
-const (
-	maxDiffering  = 10 // paths that the text of a mismatch names, and
-	maxNameInPath = 60 // bytes of each name in them
 )

@@ -7,18 +7,17 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
+	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
 // A pause is a row: workers claim nothing of that queue, or of that kind, until the row is gone. They read the rows with
-// every look (look.go), and while they claim at most every pausesKnown, in the message of a claim. What was read longer than
-// pausesOld ago is read again before a claim. So a pause takes hold within pausesOld, however rarely a worker polls, and the
+// every look (look.go), and while they claim at most every paused.Fresh, in the message of a claim. What was read longer than
+// paused.Old ago is read again before a claim. So a pause takes hold within paused.Old, however rarely a worker polls, and the
 // claim itself does not know of it: a claim asks for the kinds that are not paused, and a queue that is paused gets no
 // claim.
 
@@ -87,8 +86,8 @@ func (q *Queue) Pause(ctx context.Context, db DB, p Pause) error {
 	if err := cmp.Or(err, p.check(), checkText("note", p.Note)); err != nil {
 		return err
 	}
-	defer q.pauses.forget()
-	if err := q.store.SendBare(ctx, db, pauseIt, []any{what, name, until, after, p.Note, false}, pg.Row(nil)); err != nil {
+	defer q.pauses.Forget()
+	if err := q.store.SendBare(ctx, db, stmt.PauseIt, []any{what, name, until, after, p.Note, false}, pg.Row(nil)); err != nil {
 		return fmt.Errorf("onceq: pausing %s %q: %w", what, name, err)
 	}
 	return nil
@@ -114,19 +113,12 @@ func (q *Queue) Resume(ctx context.Context, db DB, p Pause) (was bool, err error
 	if err := p.check(); err != nil {
 		return false, err
 	}
-	defer q.pauses.forget()
-	if err := q.store.SendBare(ctx, db, resumeIt, []any{what, name}, pg.Row(&was)); err != nil {
+	defer q.pauses.Forget()
+	if err := q.store.SendBare(ctx, db, stmt.ResumeIt, []any{what, name}, pg.Row(&was)); err != nil {
 		return false, fmt.Errorf("onceq: resuming %s %q: %w", what, name, err)
 	}
 	return was, nil
 }
-
-// These call functions of the schema.
-const (
-	pauseIt = `
-select 1 from onceq.pause($1::text, $2::text, $3::timestamptz, $4::bigint, $5::text, $6::bool) f`
-	resumeIt = `select f from onceq.resume($1::text, $2::text) f`
-)
 
 // pauseFull pauses the limits that handlers said are full, and never makes a pause shorter. If that fails,
 // the jobs come again later.
@@ -138,7 +130,7 @@ func (q *Queue) pauseFull(ctx context.Context, db DB, by pg.Way, outcomes []outc
 		l := o.lease
 		note := fmt.Sprintf("the handler of job %d said so (LimitFull)", l.ID)
 		args := []any{pausesLimit, l.Limit, nil, o.full.Microseconds(), note, true}
-		if err := q.store.Send(ctx, db, by, pauseIt, args, pg.Row(nil)); err != nil {
+		if err := q.store.Send(ctx, db, by, stmt.PauseIt, args, pg.Row(nil)); err != nil {
 			outcomes[i].delay = o.full
 			q.log.WarnContext(ctx, "onceq: a limit that is full was not paused", slog.String("limit", l.Limit),
 				slog.Any("error", err))
@@ -175,135 +167,20 @@ func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, e
 	return q.Resume(ctx, db, Pause{Kind: kind})
 }
 
-// pauses is what this process knows of the rows.
-type pauses struct {
-	known   atomic.Pointer[paused] // nil: nothing
-	reading chan struct{}          // holds one while somebody reads the rows
-}
-
-// paused is what was read at some time.
-type paused struct {
-	at     time.Time // just before it was read, by this process's clock
-	queues map[string]bool
-	kinds  []string
-}
-
-// forget makes the next claim read the rows first.
-func (p *pauses) forget() { p.known.Store(nil) }
-
-// none reports whether nothing is paused, as of pausesOld ago at the earliest.
-func (p *pauses) none() bool {
-	k := p.known.Load()
-	return k != nil && time.Since(k.at) < pausesOld && len(k.queues) == 0 && len(k.kinds) == 0
-}
-
-// claimedOf is for the pauses that keep workers from claiming: those of queues and kinds.
-const claimedOf = `what <> 'limit' and ` + table.InForce
-
-// readPauses is small, and most often it returns no rows.
-const readPauses = `select what, name from onceq.pauses where ` + claimedOf
-
-// along returns the statement to send with a claim, or nil if what is known is fresh.
-func (p *pauses) along() *pg.Along {
-	if k := p.known.Load(); k != nil && time.Since(k.at) < pausesKnown {
-		return nil
-	}
-	return &pg.Along{Statement: readPauses, Args: nil, Read: p.reader(time.Now(), new(*paused))}
-}
-
-// reader returns what reads the rows of a statement that is sent at the time given. What they say is also in read then: what is
-// known may have been forgotten by the time that the caller asks.
-func (p *pauses) reader(at time.Time, read **paused) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var whats, names []string
-		err := pg.Each(func(rows pgx.Rows) error {
-			var what, name string
-			err := rows.Scan(&what, &name)
-			whats, names = append(whats, what), append(names, name)
-			return err
-		})(rows)
-		if err == nil {
-			*read = p.take(at, whats, names)
-		}
-		return err
-	}
-}
-
-// take takes the rows that were read by a statement that was sent at the time given.
-func (p *pauses) take(at time.Time, whats, names []string) *paused {
-	k := &paused{at: at}
-	for i, name := range names {
-		if whats[i] == pausesKind {
-			k.kinds = append(k.kinds, name)
-			continue
-		}
-		if k.queues == nil {
-			k.queues = make(map[string]bool)
-		}
-		k.queues[name] = true
-	}
-	p.known.Store(k)
-	return k
-}
-
-// pausedNow returns what is paused, as of so long ago at the earliest. What is paused is looked at more often, so that a
-// resumed queue goes on soon.
-func (q *Queue) pausedNow(ctx context.Context, db DB, old time.Duration) (*paused, error) {
-	fresh := func() *paused {
-		k := q.pauses.known.Load()
-		if k == nil {
-			return nil
-		}
-		if age := time.Since(k.at); age > old || age > pausesKnown && (len(k.queues) > 0 || len(k.kinds) > 0) {
-			return nil
-		}
-		return k
-	}
-	if k := fresh(); k != nil {
-		return k, nil
-	}
-	select {
-	case q.pauses.reading <- struct{}{}:
-		defer func() { <-q.pauses.reading }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("onceq: reading what is paused: %w", ctx.Err())
-	case <-time.After(pg.BriefWait): // the network may have swallowed what the other one asks
-	}
-	if k := fresh(); k != nil {
-		return k, nil
-	}
-	var k *paused
-	if err := q.store.Send(ctx, db, pg.Hot, readPauses, nil, q.pauses.reader(time.Now(), &k)); err != nil {
-		return nil, fmt.Errorf("onceq: reading what is paused: %w", err)
-	}
-	return k, nil
-}
-
-// open returns those of the kinds that may be claimed for a queue: none if it is paused.
-func (p *paused) open(queue string, kinds []string) []string {
-	switch {
-	case p.queues[queue]:
-		return nil
-	case len(p.kinds) == 0:
-		return kinds
-	}
-	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return slices.Contains(p.kinds, kind) })
-}
-
 // obey takes what is known of pauses. A feed of which something was resumed begins anew, because such jobs are before the cursor.
 // What was claimed ahead and is paused now is given back.
-func (c *claimer) obey(p *paused) {
+func (c *claimer) obey(p *paused.Set) {
 	if p == nil || p == c.pauses {
 		return
 	}
 	c.pauses = p
-	kinds := p.open("", c.w.kinds)
+	kinds := p.Open("", c.w.kinds)
 	changed := !slices.Equal(kinds, c.kinds)
 	resumed := slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(c.kinds, kind) })
 	c.kinds = kinds
 	c.holdsBack = len(kinds) < len(c.w.kinds)
 	for _, f := range c.feeds {
-		paused := len(kinds) == 0 || p.queues[f.queue]
+		paused := len(kinds) == 0 || p.Queues[f.queue]
 		c.holdsBack = c.holdsBack || paused
 		if changed || paused != f.paused {
 			c.obeyIn(f, paused, resumed || f.paused && !paused)
@@ -332,15 +209,15 @@ var errPausesChanged = errors.New("onceq: something was paused or resumed")
 
 // maySend returns errPausesChanged if a claim of these kinds would not be as the pauses say that are known now.
 func (c *claimer) maySend(ctx context.Context, kinds []string, asks []*claim) error {
-	old := pausesOld
+	old := paused.Old
 	if asks[0].turn != nil {
 		old -= turnPatience
 	}
-	p, err := c.q.pausedNow(ctx, c.db, old)
+	p, err := c.q.pauses.Now(ctx, c.q.store, c.db, old)
 	if err != nil {
 		return err
 	}
-	if !slices.Equal(p.open("", c.w.kinds), kinds) || slices.ContainsFunc(asks, func(a *claim) bool { return p.queues[a.queue] }) {
+	if !slices.Equal(p.Open("", c.w.kinds), kinds) || slices.ContainsFunc(asks, func(a *claim) bool { return p.Queues[a.queue] }) {
 		return errPausesChanged
 	}
 	return nil
@@ -348,11 +225,11 @@ func (c *claimer) maySend(ctx context.Context, kinds []string, asks []*claim) er
 
 // readPaused reads what is paused if no look has done that lately and anything of this worker is.
 func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
-	if c.pauses == nil || now.Sub(c.pauses.at) < pausesOld-pausesKnown || now.Before(c.looks.notAgain) || !c.holdsBack {
+	if c.pauses == nil || now.Sub(c.pauses.At) < paused.Old-paused.Fresh || now.Before(c.looks.notAgain) || !c.holdsBack {
 		return false
 	}
 	c.send(&c.keeps, func() func() {
-		_, err := c.q.pausedNow(ctx, c.db, pausesOld)
+		_, err := c.q.pauses.Now(ctx, c.q.store, c.db, paused.Old)
 		return func() {
 			if err != nil {
 				c.lookFailed(ctx, err)

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,9 +17,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // encoded is a job ready for the database.
@@ -172,14 +172,9 @@ func (j *Job) checkScope(h *header) error {
 	return nil
 }
 
-// timeoutMember is the member of the metadata with Job.Timeout: milliseconds ("90000ms"), or noTimeout. Its
-// name has no "onceq." in it, which stands for the schema in statements.
-const (
-	timeoutMember = "onceq-timeout"
-	noTimeout     = "none"
-)
+const noTimeout = "none" // in table.TimeoutMember
 
-// ownTimeout reads that member: a time, NoTimeout, or 0 where there is none, or something else by hand.
+// ownTimeout reads table.TimeoutMember: a time, NoTimeout, or 0 where there is none, or something else by hand.
 func ownTimeout(text string) time.Duration {
 	if text == noTimeout {
 		return NoTimeout
@@ -201,7 +196,7 @@ func (j *Job) addMetadata(h *header) error {
 		}
 		all = make(map[string]string, len(j.Metadata)+1)
 		maps.Copy(all, j.Metadata)
-		all[timeoutMember] = text
+		all[table.TimeoutMember] = text
 	case len(all) == 0:
 		return nil
 	}
@@ -233,11 +228,11 @@ func (c *encoder) addPayload(e *encoded, j *Job) error {
 	case !isJSON && j.Fields != nil:
 		return invalid("Fields", "are named, but the Payload is bytes")
 	case compare && isJSON:
-		c.content = append(slices.Grow(c.content[:0], len(raw)+16), formJSON)
+		c.content = append(slices.Grow(c.content[:0], len(raw)+16), fingerprint.FormJSON)
 		content, err = jsonb.AppendCanonical(c.content, raw, j.Fields)
 		c.content = content
 	case compare:
-		content = append(append(c.content[:0], formBytes), raw...)
+		content = append(append(c.content[:0], fingerprint.FormBytes), raw...)
 		c.content = content
 	case isJSON:
 		_, err = jsonb.Scan(raw, false, j.Fields)
@@ -277,11 +272,11 @@ func (c *encoder) mark(h *header, content []byte) []byte {
 	if kind == h.scope {
 		kind = ""
 	}
-	if need, had := fingerprintBytes+len(kind), cap(c.marks); had-len(c.marks) < need {
+	if need, had := fingerprint.Bytes+len(kind), cap(c.marks); had-len(c.marks) < need {
 		c.marks = make([]byte, 0, newBlock(need, had))
 	}
 	at := len(c.marks)
-	c.marks = appendFingerprint(c.marks, kind, content)
+	c.marks = fingerprint.Append(c.marks, kind, content)
 	return slices.Clip(c.marks[at:])
 }
 
@@ -337,69 +332,6 @@ func encodePayload(field string, payload any, marshal func(any) ([]byte, error))
 	return raw, isJSON, nil
 }
 
-// fingerprint is what two users of one key must have in common. It is stored as one byte for its version, one for the
-// length of the digest, the digest, and the name of the kind.
-type fingerprint struct {
-	kind   string // of a job; "" if it equals the scope, as it does by default
-	digest []byte // of the payload; empty if that is not compared
-}
-
-// fingerprintVersion is the first byte of a stored fingerprint. A fingerprint of a version that this code does not know
-// counts as equal: a rollback must not turn duplicates into mismatches.
-const fingerprintVersion = 1
-
-// What begins the content of a fingerprint; the payload follows.
-const (
-	formJSON  = 'j' // in its canonical form
-	formBytes = 'b'
-)
-
-// appendFingerprint appends the stored form. The digest is 128 bits of SHA-256 over the content; without content there is
-// none. The kind is "" if it equals the scope.
-const (
-	digestBytes      = sha256.Size / 2
-	fingerprintBytes = 2 + digestBytes // and the kind
-)
-
-func appendFingerprint(b []byte, kind string, content []byte) []byte {
-	if content == nil {
-		return append(append(b, fingerprintVersion, 0), kind...)
-	}
-	digest := sha256.Sum256(content)
-	return append(append(append(b, fingerprintVersion, digestBytes), digest[:digestBytes]...), kind...)
-}
-
-// readFingerprint reads a stored fingerprint; ok is false if there is none, or if this code cannot read it.
-func readFingerprint(b []byte) (f fingerprint, ok bool) {
-	if len(b) < 2 || b[0] != fingerprintVersion || len(b) < 2+int(b[1]) {
-		return f, false
-	}
-	n := 2 + int(b[1])
-	return fingerprint{digest: b[2:n], kind: string(b[n:])}, true
-}
-
-// kindOf gives the kind of the job that has a key, from its fence's fingerprint and scope.
-func kindOf(stored []byte, scope string) string {
-	if f, _ := readFingerprint(stored); f.kind != "" {
-		return f.kind
-	}
-	return scope
-}
-
-// sameKind compares the kinds of a stored fingerprint and a new one, and samePayload their payloads. What is unknown in one
-// of the two counts as equal.
-func sameKind(stored, now []byte) bool {
-	a, known := readFingerprint(stored)
-	b, ok := readFingerprint(now)
-	return !known || !ok || a.kind == b.kind
-}
-
-func samePayload(stored, now []byte) bool {
-	a, known := readFingerprint(stored)
-	b, ok := readFingerprint(now)
-	return !known || !ok || len(a.digest) == 0 || len(b.digest) == 0 || bytes.Equal(a.digest, b.digest)
-}
-
 // A mismatch says what differs. Only for a mismatch is the first job's payload read, if it still exists.
 
 // refusal is a job whose key is taken by different work.
@@ -441,98 +373,11 @@ select u.n, p.payload, p.payload_bytes
 			return err
 		}
 		r := refusals[n-1]
-		r.err.Detail, r.err.Differ = difference(payload, r.job, r.as)
+		r.err.Detail, r.err.Differ = fingerprint.Difference(payload, r.job.json, r.job.bytes, r.as)
 		return nil
 	}))
 	if err != nil {
 		return fmt.Errorf("onceq: reading the payload of a taken key: %w", err)
 	}
 	return nil
-}
-
-// difference compares the first job's payload, nil if it is bytes, with the payload of a job that was refused.
-func difference(first *string, e *encoded, fields []string) (detail string, paths []string) {
-	switch {
-	case first == nil && e.bytes != nil:
-		return "their bytes differ", nil
-	case first == nil || e.bytes != nil:
-		return "one is bytes and the other JSON", nil
-	}
-	now, err := canonicalValue(e.json, fields)
-	then, no := canonicalValue(*first, fields)
-	switch {
-	case err != nil || no != nil: // only the first job's can fail: it is not an object, and Fields names members
-		return "", []string{"$"}
-	}
-	paths = differing("$", then, now, nil)
-	switch n := len(paths); {
-	case n == 0:
-		return "they agree in the members that are compared now, but others were compared when the first job was enqueued", nil
-	case n > maxDiffering:
-		return "and in other members", paths[:maxDiffering]
-	}
-	return "", paths
-}
-
-// canonicalValue decodes JSON so that equal numbers become equal texts.
-func canonicalValue(text string, fields []string) (v any, err error) {
-	canonical, err := jsonb.Scan([]byte(text), true, fields)
-	if err != nil {
-		return nil, err
-	}
-	d := json.NewDecoder(bytes.NewReader(canonical))
-	d.UseNumber()
-	return v, d.Decode(&v)
-}
-
-// differing appends the paths at which two values differ, and stops after maxDiffering.
-func differing(path string, a, b any, paths []string) []string {
-	if len(paths) > maxDiffering {
-		return paths
-	}
-	switch x := a.(type) {
-	case map[string]any:
-		if y, ok := b.(map[string]any); ok {
-			names := slices.AppendSeq(slices.Collect(maps.Keys(x)), maps.Keys(y))
-			slices.Sort(names)
-			for _, name := range slices.Compact(names) {
-				v, in := x[name]
-				w, too := y[name]
-				if at := path + "." + pathName(name); in && too {
-					paths = differing(at, v, w, paths)
-				} else {
-					paths = append(paths, at)
-				}
-			}
-			return paths
-		}
-	case []any:
-		if y, ok := b.([]any); ok {
-			for i := range min(len(x), len(y)) {
-				paths = differing(path+"["+strconv.Itoa(i)+"]", x[i], y[i], paths)
-			}
-			if len(x) != len(y) { // everything after the end of the shorter one
-				paths = append(paths, path+"["+strconv.Itoa(min(len(x), len(y)))+"]")
-			}
-			return paths
-		}
-	default:
-		if a == b {
-			return paths
-		}
-	}
-	return append(paths, path)
-}
-
-var plainName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
-// pathName gives a member's name as it stands in a path: in quotes if it could be misread, and cut if it is long.
-func pathName(name string) string {
-	if len(name) > maxNameInPath {
-		name = strings.ToValidUTF8(name[:maxNameInPath], "") + "…"
-	}
-	if plainName.MatchString(name) {
-		return name
-	}
-	return strconv.Quote(name)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -32,7 +33,7 @@ type presence struct {
 	id   int64 // of the run
 	db   DB    // the worker's own
 	slow DB    // the same, for what may meet rows that somebody has locked
-	args []any // of writePresence: what stays as it is
+	args []any // of stmt.WritePresence: what stays as it is
 
 	tasks  *taskSet
 	limits *limitsMet
@@ -82,7 +83,7 @@ func (p *presence) rouse() {
 	}
 }
 
-// row gives the arguments of writePresence.
+// row gives the arguments of stmt.WritePresence.
 func (p *presence) row() []any {
 	if now := time.Now(); now.Sub(p.counted) >= table.PresentEvery/2 { // what is written at once says what the row before it said
 		waited := p.q.store.Pool.Stat().EmptyAcquireWaitTime()
@@ -110,9 +111,6 @@ func libraryVersion() string {
 	return unknown
 }
 
-const writePresence = `
-select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w`
-
 // begin starts to write the row.
 func (p *presence) begin(drain bool) {
 	var ctx context.Context
@@ -134,7 +132,7 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 	minute := over()
 	for wait := first; nap.For(ctx, wait, p.again); wait = time.Until(minute) {
 		p.written = true
-		err := p.q.store.Guarded(ctx, p.db, writePresence, p.row(), nil)
+		err := p.q.store.Guarded(ctx, p.db, stmt.WritePresence, p.row(), nil)
 		if err == nil {
 			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow), p.limits.ask(ctx, p.q, p.db))
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -248,18 +249,6 @@ func (p *promoter) restBriefly(ctx context.Context, did promoted) bool {
 	return nap.For(ctx, pause, wake)
 }
 
-// anyCalls asks whether calls have been due since $1.
-var anyCalls = `select ` + callsDue("$1")
-
-// callsDue is an expression for that.
-func callsDue(since string) string {
-	return `exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
-                cross join lateral (
-                      select due from onceq.lane_calls
-                       where slot = s.slot::smallint and due > ` + since + `::timestamptz and due <= statement_timestamp()
-                       order by due limit 1) c)`
-}
-
 // restBusy is rest while the worker is busy, so that nobody is woken and the claimer looks at nothing: it asks at short
 // intervals whether there are calls. While no slot is free and no handler returns, nothing that it lets in could start here, so the
 // intervals grow, until it is called or a handler has returned.
@@ -296,21 +285,13 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		p.returned, latest, p.full = returned, began, min(max(moment, 2*p.full), briefly)
 		var due bool
-		if err := p.q.store.QueryRow(ctx, p.db, anyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
+		if err := p.q.store.QueryRow(ctx, p.db, stmt.AnyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
 		p.asked[0], p.asked[1] = time.Since(began), p.asked[0]
 	}
 }
-
-// promoteLines calls the function of the schema that looks for calls and lets jobs in, whose comment says how. The job that it has leased
-// comes last.
-const promoteLines = `
-select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.queues, f.cancel,
-       ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
-  from onceq.promote($1::timestamptz, $2::int, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::text, $8::text[]) f
-  left join lateral (select (f.leased).* offset 0) j on true`
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
@@ -450,7 +431,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	unbroken, cancel := pg.Outlast(ctx, 30*time.Second)
 	defer cancel()
 	if sweeping {
-		err = p.q.store.Send(unbroken, p.db, pg.Hot, sweepMembers, nil, pg.NoRows)
+		err = p.q.store.Send(unbroken, p.db, pg.Hot, stmt.SweepMembers, nil, pg.NoRows)
 		if err == nil {
 			err = p.q.store.Send(unbroken, p.db, pg.Hot, table.LacksRows, nil, pg.Row(&did.lacks, nil))
 		}
@@ -475,7 +456,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	var queues []string
 	answer := &nextAnswer{n: first, before: []any{&now, &due, &mine, &next, &did.families, &did.calls, &end, &did.jobs, &queues, &did.cancel}}
 	args := []any{from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds}
-	if err := p.q.store.Send(unbroken, p.db, pg.Hot, promoteLines, args, pg.Row(answer)); err != nil {
+	if err := p.q.store.Send(unbroken, p.db, pg.Hot, stmt.PromoteLines, args, pg.Row(answer)); err != nil {
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", err)
 	}
 	if end != nil {
@@ -491,15 +472,6 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	return did, now, left, nil
 }
 
-// lockLanes locks all slots, so that nobody counts.
-const lockLanes = `select count(*) from (select slot from onceq.lane_locks order by slot for update) l`
-
-// callFamilies and settleLimits call functions of the schema.
-const (
-	callFamilies = `select f.called, f.settle from onceq.call_families($1::int) f`
-	settleLimits = `select 1 from onceq.settle_limits() f`
-)
-
 // lookAtFamilies answers the calls for whole families, a page at a time, so that a lane which has just been
 // called does not wait for all of a family: no more than a look takes (promoteChunk for each slot). It also
 // ends the time in which completions leave lanes to the promoters because a limit was lowered. It returns how
@@ -508,9 +480,9 @@ func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, er
 	unbroken, cancel := pg.Outlast(ctx, time.Minute)
 	defer cancel()
 	var settle bool
-	err = q.store.Send(unbroken, db, pg.Rare, callFamilies, []any{chunkRows}, pg.Row(&n, &settle))
+	err = q.store.Send(unbroken, db, pg.Rare, stmt.CallFamilies, []any{chunkRows}, pg.Row(&n, &settle))
 	if err == nil && settle {
-		err = q.store.Send(unbroken, db, pg.Rare, settleLimits, nil, pg.NoRows)
+		err = q.store.Send(unbroken, db, pg.Rare, stmt.SettleLimits, nil, pg.NoRows)
 	}
 	if err != nil {
 		return n, fmt.Errorf("onceq: promote: %w", err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // A job that has lost a lease is in quarantine: it may have ended its process, or it only ran in the same process. A worker
@@ -275,7 +276,7 @@ func (q *quarantineClaim) send(ctx context.Context) error {
 	if err := q.c.maySend(unbroken, q.kinds, []*claim{&q.ask}); err != nil {
 		return err
 	}
-	return q.c.q.claim(unbroken, q.c.db, lease, q.c.id, []*claim{&q.ask}, claimOne, q.few, q.f.queue, q.kinds)
+	return q.c.q.claim(unbroken, q.c.db, lease, q.c.id, []*claim{&q.ask}, stmt.ClaimOne, q.few, q.f.queue, q.kinds)
 }
 
 // startQuarantined starts what was claimed.

@@ -15,9 +15,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/citus"
 	"github.com/onceq/onceq/internal/guard"
+	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -76,7 +79,7 @@ type Queue struct {
 	enqueuing func(context.Context, []Job) (context.Context, func(error)) // Config.BeforeEnqueue
 
 	installation atomic.Pointer[string] // meta.installation, once read
-	pauses       pauses                 // what workers must not claim
+	pauses       *paused.Known          // what workers must not claim
 	quietQueues
 	laneTimes
 	shared
@@ -106,8 +109,8 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if len(schema) > 63 || !utf8.ValidString(schema) || strings.ContainsRune(schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", schema)
 	}
-	q.pauses.reading = make(chan struct{}, 1)
-	q.store = pg.New(pool, schema, means, citusParts{})
+	q.pauses = paused.New()
+	q.store = pg.New(pool, schema, means, citus.Parts{})
 	return q, nil
 }
 
@@ -141,7 +144,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 	all := pg.Row(&version, &oldest, &encoding, &citus, &used, &lacks)
 	err := q.store.Send(ctx, q.store.Pool, pg.ForCallerRare, tables, nil, all)
 	if err == nil { // the sequence comes last: an id that is in use was drawn before
-		err = q.store.Send(ctx, q.store.Pool, pg.ForCallerRare, readSequence, nil, pg.Row(&drawn))
+		err = q.store.Send(ctx, q.store.Pool, pg.ForCallerRare, stmt.ReadSequence, nil, pg.Row(&drawn))
 	}
 	if err == nil {
 		q.store.Learn(citus)
@@ -206,7 +209,7 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, ` + table.Sep + `)`
 		var lacks bool
 		err := insert(db, locks)
 		if err == nil {
-			err = q.store.QueryRow(ctx, db, lockLanes, nil, nil)
+			err = q.store.QueryRow(ctx, db, stmt.LockLanes, nil, nil)
 		}
 		if err == nil {
 			err = q.store.QueryRow(ctx, db, table.LacksRows, nil, &lacks, nil)

@@ -14,11 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
-
-// takeSlots calls a function of the schema, whose comment says how it gives new slots to leased jobs.
-const takeSlots = `select f.starts, f.taken, f.waited, f.back, f.ahead from onceq.take_slots($1::text, $2::bigint[], $3::int[], $4::bigint[]) f`
 
 // slotted reports whether the job must start at its slot.
 func (l *Lease) slotted() bool { return !l.slot.IsZero() }
@@ -73,7 +71,7 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 		var start, taken, back, ahead []int64
 		var waited int64 // microseconds from when the message arrived to the slots
 		began := time.Now()
-		err = q.store.Send(ctx, db, pg.Rare, takeSlots, []any{"/" + limit, ids, claims, holders}, pg.Row(&start, &taken, &waited, &back, &ahead))
+		err = q.store.Send(ctx, db, pg.Rare, stmt.TakeSlots, []any{"/" + limit, ids, claims, holders}, pg.Row(&start, &taken, &waited, &back, &ahead))
 		if err != nil {
 			return now, later, fmt.Errorf("onceq: a new slot: %w", err)
 		}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // Replace says what a job changes in the job that has its key already, if nobody has started that one: see Job.Replace.
@@ -28,13 +30,6 @@ func (j *Job) checkReplace() error {
 	return nil
 }
 
-// replaceJobs changes jobs that no claim has had, and the fingerprints of their fences; not those that somebody has asked to cancel, or, if only
-// its time is to change, that have another payload by now than was read. It waits for a claim that is under way, and leaves the job alone if that has
-// taken it. A job that is due and stays so keeps its place. It returns the ids of the jobs that it changed, and whether they are delayed.
-const replaceJobs = `
-select c.replaced, c.delayed
-  from onceq.replace_jobs($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[]) c`
-
 // notReplaced says why Replace did not change the job that r describes, if it is set.
 func (j *Job) notReplaced(r Result) string {
 	switch {
@@ -55,10 +50,10 @@ func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 	replace, e := s.jobs[i].Replace, &s.all[i]
 	_, tried := s.tried[i]
 	if r.State == StateRunning {
-		return s.jobs[i].Window == UntilStarted && !tried && sameKind(mark, e.fingerprint)
+		return s.jobs[i].Window == UntilStarted && !tried && fingerprint.SameKind(mark, e.fingerprint)
 	}
-	return replace != 0 && !tried && (r.State == StateWaiting || r.State == StateDelayed) && sameKind(mark, e.fingerprint) &&
-		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
+	return replace != 0 && !tried && (r.State == StateWaiting || r.State == StateDelayed) && fingerprint.SameKind(mark, e.fingerprint) &&
+		(replace&ReplacePayload > 0 || fingerprint.SamePayload(mark, e.fingerprint))
 }
 
 // replace changes the jobs that those at the given places may replace, of whose fences the fingerprints were read, and returns the
@@ -91,7 +86,7 @@ func (s *settling) replace(ctx context.Context, db DB, places []int, read map[in
 	}
 	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths, were}
 	var delayed []bool
-	err = s.q.store.SendBare(ctx, db, replaceJobs, args, pg.Row(&ids, &delayed))
+	err = s.q.store.SendBare(ctx, db, stmt.ReplaceJobs, args, pg.Row(&ids, &delayed))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: replacing a job: %w", err)
 	}

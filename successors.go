@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // A lane whose jobs run one after the other would need a claim for each of them. So the completion of one leases the next
@@ -19,7 +21,7 @@ import (
 //     looks again. Meanwhile the claimer's other looks go on as always.
 //   - A handler is free, and no other queue waits for its connection. No kind of the worker has MaxLost 1: a lease that nobody
 //     knows of, because the answer was lost, must not make a job dead.
-//   - Nothing is paused, as far as is known since pausesOld, and the run does not end.
+//   - Nothing is paused, as far as is known since paused.Old, and the run does not end.
 //   - The next job is of the same queue and has lost no lease: others become live without a lease, and are claimed.
 //
 // It is for single jobs that are completed and not kept. What completes many at once leaves claims to gather. With a limit, which
@@ -39,15 +41,6 @@ type successor struct {
 	calls  bool // its statement has left a call of which nobody else knows
 	known  bool // its statement's answer has come, and that of the commit
 }
-
-// finishNext completes a job of a lane and leases the next one, for $6 microseconds to holder $7, if it is of queue $8 and of one of the
-// kinds $9: a function of the schema, whose comment says how. The answer has the id of the job that completed, or null if its guard did
-// not hold, whether lines were called of which nobody hears otherwise, and the job that was leased.
-const finishNext = `
-select f.done, f.calls,
-       ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
-  from onceq.finish_next($1::bigint, $2::int, $3::bigint, $4::text, $5::bool, $6::bigint, $7::bigint, $8::text, $9::text[]) f
-  left join lateral (select (f.leased).* offset 0) j on true`
 
 // successor returns what leases the next job of the lane of a job that completes, or nil if that is left to a claim. own is
 // 1 if the slot of the job that completes is still in use, and else 0.
@@ -75,7 +68,7 @@ func (x *executor) first(queue string) *successor {
 // reserve reserves a place in s for a job that is leased without a claim, and leaves so many others free. It returns nil if there
 // is none.
 func (x *executor) reserve(s *slots, own, others int64) *successor {
-	if !x.q.pauses.none() {
+	if !x.q.pauses.None() {
 		return nil
 	}
 	x.ending.Lock()
@@ -87,7 +80,7 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 	return &successor{x: x, s: s, own: own, queue: s.queue, holder: newHolder(x.id), began: time.Now()}
 }
 
-// args are those of finishNext.
+// args are those of stmt.FinishNext.
 func (n *successor) args(o outcome, raise bool) []any {
 	return []any{o.lease.ID, o.lease.claims, o.lease.holder, o.result, raise, n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
 }
@@ -99,7 +92,7 @@ type nextAnswer struct {
 	before []any      // for the columns before those of the next job
 }
 
-// completed is for finishNext. done becomes the job's id, or nil if its guard did not hold.
+// completed is for stmt.FinishNext. done becomes the job's id, or nil if its guard did not hold.
 func (n *successor) completed(done **int64) *nextAnswer {
 	return &nextAnswer{n: n, before: []any{done, &n.calls}}
 }
@@ -126,7 +119,7 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 // finish writes the outcome, as Queue.finish does.
 func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o outcome) (stale []*Lease, left []outcome, err error) {
 	var done *int64
-	err = n.x.q.store.Send(ctx, db, by, finishNext, n.args(o, false), pg.Row(n.completed(&done)))
+	err = n.x.q.store.Send(ctx, db, by, stmt.FinishNext, n.args(o, false), pg.Row(n.completed(&done)))
 	if err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
@@ -168,12 +161,6 @@ func (n *successor) end(ok bool) (leased bool) {
 	return leased
 }
 
-// giveBackNext gives back a job of one of the lanes and limits $1 that a completion has leased to holder $2.
-const giveBackNext = `
-update onceq.jobs j set leased_until = null, holder = null
-  from onceq.lane_places p
- where p.lane = any ($1::text[]) and j.id = any (array[p.id]) and j.holder = $2::bigint`
-
 // unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
 // still until it ends. It comes after the completion is known to be committed, or to have failed.
 func (n *successor) unheard(ctx context.Context, after *Lease) {
@@ -183,23 +170,12 @@ func (n *successor) unheard(ctx context.Context, after *Lease) {
 	lines := []string{after.Lane, "/" + after.Limit} // the next job may be of another lane, or have no limit
 	ctx, cancel := context.WithTimeout(ctx, n.x.lease)
 	defer cancel()
-	if err := n.x.q.store.Send(ctx, n.x.db, pg.Hot, giveBackNext, []any{lines, n.holder}, pg.NoRows); err != nil {
+	if err := n.x.q.store.Send(ctx, n.x.db, pg.Hot, stmt.GiveBackNext, []any{lines, n.holder}, pg.NoRows); err != nil {
 		n.x.q.log.WarnContext(ctx, "onceq: a completion's answer was lost, and it is not known whether it leased the next job of its lane; that lease runs out",
 			slog.String("lane", after.Lane), slog.Any("error", err))
 	}
 	n.x.woken(n.queue)
 }
-
-// giveBackFirst gives back a job of queue $1 that a promoter has leased to holder $3 in the latest $2 microseconds. Nobody knows its lane.
-const giveBackFirst = `
-update onceq.jobs j set leased_until = null, holder = null
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint::float8 * interval '1 microsecond'
-          and run_at <= statement_timestamp() and holder = $3::bigint
-       offset 0) f
- where j.id = any (array[f.id]) and j.holder = $3::bigint`
 
 // settle gives back what this promoter's looks have leased whose answers were lost, as unheard does. Such a look may not have ended
 // yet: its slots are locked until then, so this waits for them, briefly, and is tried again in a second.
@@ -207,10 +183,10 @@ func (p *promoter) settle(ctx context.Context) {
 	for len(p.doubts) > 0 && time.Since(p.settled) > time.Second {
 		n := p.doubts[0]
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(n.x.lease, 5*time.Second))
-		err := p.q.store.Send(ctx, p.db, pg.Brief, lockLanes, nil, pg.NoRows)
+		err := p.q.store.Send(ctx, p.db, pg.Brief, stmt.LockLanes, nil, pg.NoRows)
 		if err == nil {
 			age := time.Since(n.began) + time.Second // the database's clock may be a little faster
-			err = p.q.store.Send(ctx, p.db, pg.Hot, giveBackFirst, []any{n.queue, age.Microseconds(), n.holder}, pg.NoRows)
+			err = p.q.store.Send(ctx, p.db, pg.Hot, stmt.GiveBackFirst, []any{n.queue, age.Microseconds(), n.holder}, pg.NoRows)
 		}
 		cancel()
 		switch {

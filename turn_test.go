@@ -214,7 +214,7 @@ func TestTurn_GoesOnWhereTheOtherEnded(t *testing.T) {
 			_, err := db.Pool.Exec(t.Context(), `update onceq.turns set at = statement_timestamp()`)
 			require.NoError(t, err)
 		}
-		rows, err := on.Query(t.Context(), onceq.HotStatements["in turn"], int64(60_000_000), int64(1), onceq.DefaultQueue,
+		rows, err := on.Query(t.Context(), hotStatements["in turn"], int64(60_000_000), int64(1), onceq.DefaultQueue,
 			priorities, []time.Time{runAt, runAt, runAt.Add(-time.Hour)}, []int64{0, id, 0}, []string{"k"}, 2, 100, kinds, written.Microseconds())
 		require.NoError(t, err)
 		for rows.Next() {

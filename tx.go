@@ -9,6 +9,7 @@ import (
 
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
 // This file is what the transaction of HandleTx and HandleBatch does to jobs. Package lazytx opens it with the handler's
@@ -16,50 +17,6 @@ import (
 
 // errOwnTx is the error for a handler that tries to end the worker's transaction.
 var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil to commit it with the job's completion, an error to roll it back")
-
-// limitIdling makes the server end the connection of a client that freezes inside the transaction, after $1 milliseconds of
-// idling, so that the client cannot keep the jobs' rows. A server that waits because the client does not read what it sends does not
-// count as idling: then only tcp_user_timeout helps. In a worker's transaction $1 is the lease, and a live worker's
-// pings keep its connection from idling that long; in Lease.Lock it is the kind's Timeout. Without $1 the server's own
-// setting stays.
-const limitIdling = `case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end`
-
-// lockJobs locks the rows of a handler's jobs by their guards, in id order, until the end of its transaction: from then on
-// nobody can claim them, expired or not. It raises an error if a guard does not hold. The last column is the transaction's
-// id.
-const lockJobs = `
-with u as materialized (
-  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
-),
-locked as materialized (
-  select j.id from u cross join lateral (
-         select id from onceq.jobs
-          where id = u.id and claims = u.claims and holder = u.holder
-            for no key update) j
-)
-select ` + limitIdling + `,
-       case when (select count(*) from locked) < pg_catalog.cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
-       pg_current_xact_id()::text`
-
-// lockJob is the same for one job, which needs no planner settings.
-const lockJob = `
-select ` + limitIdling + `,
-       case when not exists (
-         select from onceq.jobs where id = $2::bigint and claims = $3::int and holder = $4::bigint
-            for no key update) then onceq.lease_lost($2::bigint) end,
-       pg_current_xact_id()::text`
-
-// committedTx reports whether a transaction that ended was committed.
-const committedTx = `select coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false)`
-
-// committedLock reports the same of one that may be unknown to this server, because the server stopped at once or is a
-// promoted standby. Then the number is free, or belongs to another transaction by now. What shows that it is the same one is
-// its lock on the job's row. Once that row was changed nothing shows it, and the answer is no. The columns are computed in
-// their order: the lock is read, then its end is waited for. On Citus the lock has another number, so nobody asks there.
-const committedLock = `
-select coalesce((select pg_catalog.xideq(xmax, pg_catalog.xid($1::text::xid8)) from onceq.jobs where id = $2::bigint), false),
-       (select 1 from onceq.jobs where id = $2::bigint for no key update),
-       coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false)`
 
 // newHandlerTx returns a transaction that is not open yet, and acquires the connection for it.
 func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*lazytx.Tx, error) {
@@ -75,14 +32,14 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 			answer := func(row [][]byte) { *id = string(row[len(row)-1]) }
 			var all []lazytx.Statement
 			if q.store.Citus.Load() == pg.CitusYes {
-				all = append(all, lazytx.Statement{SQL: openApart, Args: []any{idle}, Raw: answer})
+				all = append(all, lazytx.Statement{SQL: stmt.OpenApart, Args: []any{idle}, Raw: answer})
 				idle, answer = "", nil
 			}
 			if len(leases) == 1 {
-				return append(all, lazytx.Statement{SQL: q.store.SQL(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Raw: answer})
+				return append(all, lazytx.Statement{SQL: q.store.SQL(stmt.LockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Raw: answer})
 			}
 			ids, claims, holders := guards(leases)
-			return append(all, lazytx.Statement{SQL: pg.KeepPlans}, lazytx.Statement{SQL: q.store.SQL(lockJobs), Args: []any{idle, ids, claims, holders}, Raw: answer}, lazytx.Statement{SQL: pg.RestorePlans})
+			return append(all, lazytx.Statement{SQL: pg.KeepPlans}, lazytx.Statement{SQL: q.store.SQL(stmt.LockJobs), Args: []any{idle, ids, claims, holders}, Raw: answer}, lazytx.Statement{SQL: pg.RestorePlans})
 		},
 		Refused: func(err error) error {
 			switch {
@@ -96,10 +53,10 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		Committed: func(ctx context.Context, id string, ended bool) (committed bool, err error) {
 			switch {
 			case ended:
-				err = q.store.Guarded(ctx, x.db, committedTx, []any{id}, &committed)
+				err = q.store.Guarded(ctx, x.db, stmt.CommittedTx, []any{id}, &committed)
 			case q.store.Citus.Load() != pg.CitusYes:
 				var same bool
-				err = q.store.Guarded(ctx, x.db, committedLock, []any{id, first.ID}, &same, nil, &committed)
+				err = q.store.Guarded(ctx, x.db, stmt.CommittedLock, []any{id, first.ID}, &same, nil, &committed)
 				committed = committed && same
 			}
 			return committed, err
@@ -122,26 +79,8 @@ func leasesOf(db DB) []*Lease {
 	return nil
 }
 
-// sameTx adds a column to a statement that completes jobs after what a handler did in a transaction. If the handler has
-// ended that transaction by a statement of its own and is in another one, the column raises an error if the first was
-// rolled back, and is 1 if it was committed.
-func sameTx(id, job string) string {
-	return `,
-       case when ` + id + `::text <> pg_current_xact_id()::text
-            then case when pg_catalog.pg_xact_status(` + id + `::text::xid8) = 'committed' then 1 else onceq.lease_lost(` + job + `) end end`
-}
-
-// inTx are the completions of one job with sameTx.
-var inTx = map[string]string{
-	completeOne:        completeOne + sameTx("$6", "$1::bigint"),
-	completeOneUnkeyed: completeOneUnkeyed + sameTx("$4", "$1::bigint"),
-}
-
-// checkTx is the same as a statement of its own, which is sent before the statements for many jobs.
-var checkTx = `select null` + sameTx("$1", "$2::bigint")
-
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// row is where its answer goes, or next, for finishNext. members tells those that wait for the jobs; nil for nobody. sure is false if the answer was lost, so that the transaction may have been
+// row is where its answer goes, or next, for stmt.FinishNext. members tells those that wait for the jobs; nil for nobody. sure is false if the answer was lost, so that the transaction may have been
 // committed.
 func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement) (sure bool, err error) {
 	own := tx.Open()
@@ -166,7 +105,7 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 // whether it is still the transaction that was opened.
 func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
 	own, citus := tx.Open(), q.store.Citus.Load() == pg.CitusYes
-	if statement == completeJobs || statement == retryJobs { // functions bring their own settings
+	if statement == stmt.CompleteJobs || statement == stmt.RetryJobs { // functions bring their own settings
 		plans := pg.HotPlans
 		if citus {
 			plans = pg.GuardPlans
@@ -174,14 +113,14 @@ func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row [
 		all = append(all, lazytx.Statement{SQL: plans})
 	}
 	if citus {
-		statement = onNode(statement)
+		statement = q.store.OnNode(statement)
 	}
 	last := lazytx.Statement{SQL: statement, Args: args, Row: row}
-	switch alone := inTx[statement]; {
+	switch alone := stmt.InTx[statement]; {
 	case own && alone != "" && !citus:
 		last = lazytx.Statement{SQL: alone, Args: append(args, tx.ID()), Raw: same}
 	case own:
-		all = append(all, lazytx.Statement{SQL: q.store.SQL(checkTx), Args: []any{tx.ID(), first.ID}, Raw: same})
+		all = append(all, lazytx.Statement{SQL: q.store.SQL(stmt.CheckTx), Args: []any{tx.ID(), first.ID}, Raw: same})
 	}
 	if next != nil {
 		last.Row = []any{next.completed(new(*int64))}
@@ -190,7 +129,7 @@ func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row [
 	all = append(all, last)
 	if members != nil {
 		if citus {
-			members.SQL = onNode(members.SQL)
+			members.SQL = q.store.OnNode(members.SQL)
 		}
 		members.SQL = q.store.SQL(members.SQL)
 		all = append(all, *members)

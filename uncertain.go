@@ -13,7 +13,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -119,12 +121,6 @@ func saysNotApplied(err error) bool {
 	return false
 }
 
-const keepDoubt = `
-update onceq.job_fences f set leased_until = statement_timestamp()
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
-   and ` + table.FenceUnknown + ` and f.leased_until < statement_timestamp()
-returning f.token`
-
 // remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
 // keeps asking never finds the key new. Once a day is enough (table.NotedEvery). It returns what was told.
 func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
@@ -133,7 +129,7 @@ func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) err
 	}
 	var token int64
 	args := []any{int16(f.class), f.scope, f.key, r.token}
-	err := f.q.store.Send(ctx, db, pg.ForCaller, keepDoubt, args, pg.Row(&token))
+	err := f.q.store.Send(ctx, db, pg.ForCaller, stmt.KeepDoubt, args, pg.Row(&token))
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
 		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
 	}
@@ -157,7 +153,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 		return strange, nil
 	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before that
 		return none, nil
-	case f.job == nil && !samePayload(r.fingerprint, f.fingerprint):
+	case f.job == nil && !fingerprint.SamePayload(r.fingerprint, f.fingerprint):
 		live := int16(StateRunning)
 		err := &MismatchError{
 			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)},
@@ -242,9 +238,6 @@ func (r Resolution) encode() (string, error) {
 	return "", invalid("Resolution", "is empty; use Applied, NeverApplied or AskAgain")
 }
 
-// resolveFence calls resolve_fence, whose comment says what it does.
-const resolveFence = `select f from onceq.resolve_fence($1::smallint, $2::text, $3::text, $4::smallint, $5::text, $6::bigint) f`
-
 func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	raw, err := r.encode()
 	if err != nil {
@@ -252,7 +245,7 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	}
 	var settled bool
 	args := []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}
-	err = f.q.store.Send(ctx, db, pg.ForCaller, resolveFence, args, pg.Row(&settled))
+	err = f.q.store.Send(ctx, db, pg.ForCaller, stmt.ResolveFence, args, pg.Row(&settled))
 	switch {
 	case err != nil:
 		return fmt.Errorf("onceq: resolving %s: %w", f, err)

@@ -21,9 +21,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/onceq/onceq/internal/citus"
 	"github.com/onceq/onceq/internal/listing"
+	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/reap"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 
 	"github.com/onceq/onceq/internal/jsonb"
@@ -441,7 +444,7 @@ func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
 		now := time.Now()
 		f.cursor.reachedEnd(now)
 		other.cursor.reachedEnd(now)
-		c.obey(c.q.pauses.take(now, what, name))
+		c.obey(c.q.pauses.Take(now, what, name))
 		return f.cursor.places[0].runAt.Equal(beginning), other.cursor.places[0].runAt.Equal(beginning)
 	}
 	begins := func(anew, otherAnew bool) []bool { return []bool{anew, otherAnew} }
@@ -532,7 +535,7 @@ func TestQuarantine_TheTurnIsTakenOnce(t *testing.T) {
 func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
-	q.pauses.known.Store(&paused{at: time.Now().Add(time.Hour)})
+	q.pauses.Latest.Store(&paused.Set{At: time.Now().Add(time.Hour)})
 	x := &executor{q: q, slots: make(map[string]*slots)}
 	const more = lookMore + "15" + lookMore
 	for _, queue := range []string{"mail", lookMore + "odd"} {
@@ -741,31 +744,31 @@ var update = flag.Bool("update", false, "write internal/tests/testdata/statement
 
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
-	"callLater":               callLater,
-	"lookForCalls":            lookForCalls,
-	"anyCalls":                anyCalls,
-	"callOfBatch":             callOfBatch,
-	"retryJobs":               retryJobs,
-	"readJob":                 readJob,
-	"refsFrom":                readRefs,
-	"refsFrom apart":          refsApart,
-	"plainOf":                 plainApart,
-	"keyedOf":                 jobApart,
-	"enqueueOneFrom":          enqueueOne,
-	"enqueueOneFrom drawn":    enqueueOneDrawn,
-	"enqueueJobsFrom":         enqueueJobs,
-	"enqueueJobsFrom drawn":   enqueueDrawn,
+	"CallLater":               stmt.CallLater,
+	"LookForCalls":            stmt.LookForCalls,
+	"AnyCalls":                stmt.AnyCalls,
+	"CallOfBatch":             stmt.CallOfBatch,
+	"RetryJobs":               stmt.RetryJobs,
+	"ReadJob":                 stmt.ReadJob,
+	"refsFrom":                stmt.ReadRefs,
+	"refsFrom apart":          stmt.RefsApart,
+	"plainOf":                 stmt.PlainApart,
+	"keyedOf":                 stmt.JobApart,
+	"enqueueOneFrom":          stmt.EnqueueOne,
+	"enqueueOneFrom drawn":    stmt.EnqueueOneDrawn,
+	"enqueueJobsFrom":         stmt.EnqueueJobs,
+	"enqueueJobsFrom drawn":   stmt.EnqueueDrawn,
 	"ForgetMembers":           reap.ForgetMembers,
 	"FindIdle":                reap.FindIdle,
-	"readGroups":              readGroups,
-	"limitsUnset":             limitsUnset,
+	"ReadGroups":              stmt.ReadGroups,
+	"LimitsUnset":             stmt.LimitsUnset,
 	"laneLimit":               "select " + table.LimitOf("$1::text"),
 	"NoteOrphans":             reap.NoteOrphans,
 	"RemoveHistory":           reap.RemoveHistory,
 	"RemoveAwaits":            reap.RemoveAwaits,
-	"checkTx":                 checkTx,
-	"inTx completeOne":        inTx[completeOne],
-	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
+	"CheckTx":                 stmt.CheckTx,
+	"InTx completeOne":        stmt.InTx[stmt.CompleteOne],
+	"InTx completeOneUnkeyed": stmt.InTx[stmt.CompleteOneUnkeyed],
 	"hears":                   "listen …",
 	"listenForAll":            "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
@@ -777,7 +780,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -788,23 +791,23 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 		return fmt.Sprintf("select %d, %s, %s, %d, %s, %s << %d, ", classJob, scope, key, fenceQueued, id, id, table.TokenBits)
 	}
 	for _, c := range []struct{ where, text, want string }{
-		{"insertKeyed", insertKeyed, taken("$6::text", "$7::text", "n.id")},
-		{"insertKeyedMany", insertKeyedMany, taken("(select scope from header)", "i.key", "i.id")},
+		{"insertKeyed", stmt.InsertKeyed, taken("$6::text", "$7::text", "n.id")},
+		{"insertKeyedMany", stmt.InsertKeyedMany, taken("(select scope from header)", "i.key", "i.id")},
 		{"take_fence", string(migration), taken("take_fence.scope", "take_fence.key", "n.id")},
 		{"take_fence", string(migration), fmt.Sprintf("token = taken << %d, state = %d,", table.TokenBits, fenceQueued)},
 		{"take_fence", string(migration), fmt.Sprintf("where f.class = %d and f.scope = take_fence.scope", classJob)},
 		{"take_fence", string(migration), "and (" + table.FenceOver + " and f.lifetime >= 0"},
 		{"ids", string(migration), fmt.Sprintf("maxvalue %d;", int64(1)<<(63-table.TokenBits)-1)},
-		{"claimJobs", claimJobs, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
-		{"claimAny", claimAny, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
-		{"completeOne", completeOne, "where " + heldByOne},
-		{"completeOne", completeOne, fmt.Sprintf("set state = %d,", fenceCompleted)},
-		{"completeOne", completeOne, fenceOfGone},
-		{"completeOneUnkeyed", completeOneUnkeyed, "where " + heldByOne},
-		{"completeJobs", completeJobs, "where " + heldByEach},
-		{"completeJobs", completeJobs, fmt.Sprintf("set state = %d, token = %s,", fenceCompleted, table.TokenOfGone)},
-		{"completeJobs", completeJobs, fenceOfGone},
-		{"completeJobs", completeJobs, "array_agg(" + table.TokenOfRow + ")"},
+		{"claimJobs", stmt.ClaimJobs, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
+		{"claimAny", stmt.ClaimAny, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
+		{"completeOne", stmt.CompleteOne, "where " + stmt.HeldByOne},
+		{"completeOne", stmt.CompleteOne, fmt.Sprintf("set state = %d,", fenceCompleted)},
+		{"completeOne", stmt.CompleteOne, stmt.FenceOfGone},
+		{"completeOneUnkeyed", stmt.CompleteOneUnkeyed, "where " + stmt.HeldByOne},
+		{"completeJobs", stmt.CompleteJobs, "where " + stmt.HeldByEach},
+		{"completeJobs", stmt.CompleteJobs, fmt.Sprintf("set state = %d, token = %s,", fenceCompleted, table.TokenOfGone)},
+		{"completeJobs", stmt.CompleteJobs, stmt.FenceOfGone},
+		{"completeJobs", stmt.CompleteJobs, "array_agg(" + table.TokenOfRow + ")"},
 		{"jobState", table.JobState, fmt.Sprintf("statement_timestamp() then %d\n", StateRunning)},
 		{"jobState", table.JobState, fmt.Sprintf("is not null then %d\n", StateRetrying)},
 		{"jobState", table.JobState, fmt.Sprintf("statement_timestamp() then %d\n            else %d end", StateDelayed, StateWaiting)},
@@ -834,7 +837,7 @@ func TestStates_NoOtherNumbers(t *testing.T) {
 	for n, s := range []string{table.Queued, table.Claimed, table.Uncertain, table.Completed, table.Dead, table.Cancelled, table.Held} {
 		require.Equal(t, strconv.Itoa(n), s)
 	}
-	for n, s := range []string{sqlOpen, sqlCame, sqlTimedOut} {
+	for n, s := range []string{table.AwaitOpen, table.AwaitCame, table.AwaitTimedOut} {
 		require.Equal(t, strconv.Itoa(n), s)
 	}
 	require.Equal(t, strconv.Itoa(table.TokenBits), table.TokenBitsSQL)
@@ -1138,7 +1141,7 @@ func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
 func TestFinish_SortsByID(t *testing.T) {
 	t.Parallel()
 	batch := []outcome{{lease: &Lease{ID: 2 + 1<<32}}, {lease: &Lease{ID: 3}}, {lease: &Lease{ID: 1 + 3<<31}}}
-	q := &Queue{store: pg.New(nil, "onceq", means, citusParts{})}
+	q := &Queue{store: pg.New(nil, "onceq", means, citus.Parts{})}
 	_, _, err := q.finish(t.Context(), nil, pg.Hot, batch)
 	require.ErrorIs(t, err, errNoDB)
 	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) }))
@@ -1267,12 +1270,12 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 // A claim asks what is paused if that was not asked lately.
 func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 	t.Parallel()
-	p := new(pauses)
-	require.Equal(t, readPauses, p.along().Statement)
-	p.take(time.Now().Add(time.Hour), nil, nil) // the process may stand still
-	require.Nil(t, p.along())
-	p.take(time.Now().Add(-pausesKnown), nil, nil)
-	require.NotNil(t, p.along())
+	p := paused.New()
+	require.Equal(t, stmt.ReadPauses, p.Along().Statement)
+	p.Take(time.Now().Add(time.Hour), nil, nil) // the process may stand still
+	require.Nil(t, p.Along())
+	p.Take(time.Now().Add(-paused.Fresh), nil, nil)
+	require.NotNil(t, p.Along())
 }
 
 // While looks find something, the next one comes soon. Otherwise they take a part of the time.
@@ -1383,7 +1386,7 @@ func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testi
 	c := newClaimer(w, 1, pg.Quick{}, &executor{conns: new(pg.Shares)})
 	c.listener = newListener(w, 1, nil, nil)
 	now := time.Now()
-	c.obey(&paused{at: now.Add(-time.Minute), queues: map[string]bool{DefaultQueue: true}})
+	c.obey(&paused.Set{At: now.Add(-time.Minute), Queues: map[string]bool{DefaultQueue: true}})
 	c.rescans.known = time.Now()
 	c.looks.notAgain = now.Add(time.Second) // as after a look that failed
 	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now))

@@ -284,7 +284,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 		return errors.New("onceq: Run or Drain of this Worker is already running; make another Worker")
 	}
 	defer w.running.Store(false)
-	w.q.pauses.forget() // what was paused before now counts
+	w.q.pauses.Forget() // what was paused before now counts
 	err := w.q.Check(ctx)
 	if err == nil {
 		err = w.q.identify(ctx, w.q.store.Pool)

@@ -241,6 +241,9 @@ type Parts interface {
 	OnNode(statement string) string
 }
 
+// OnNode is what Citus gets in place of a statement that is sent by other means.
+func (q *Store) OnNode(statement string) string { return q.parts.OnNode(statement) }
+
 // OnCitus reports whether the server has Citus, and asks it once. Its error is for the text of another one.
 func (q *Store) OnCitus(ctx context.Context, db DB) (bool, error) {
 	switch q.Citus.Load() {

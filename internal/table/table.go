@@ -38,6 +38,16 @@ const (
 	ClassEvent
 )
 
+// What came of an Await or a Sleep, as job_awaits.state stores it, and TimeoutMember, the member of the
+// metadata with Job.Timeout: milliseconds ("90000ms"), or "none". Its name has no "onceq." in it, which
+// stands for the schema in statements.
+const (
+	AwaitOpen     = `0`
+	AwaitCame     = `1`
+	AwaitTimedOut = `2`
+	TimeoutMember = "onceq-timeout"
+)
+
 // The numbers that somebody has chosen and that more than one package uses.
 const (
 	RepairChunk  = 500                        // jobs that one statement repairs: their rows are locked until it commits

@@ -1,18 +1,21 @@
 -- Every statement, as Postgres gets it. Written by: go test -run TestStatements . -update
 
--- after.go: callLater
+-- after.go: CallLater
 update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
  where slot = (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0'), E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint and due <= statement_timestamp() + interval '1 second'
    and lane = E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0');
 
--- after.go: cancelDead
+-- after.go: CancelDead
 select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel_followers($1::bigint[], $2::bigint) c;
 
--- after.go: insertMembers
+-- after.go: InsertMembers
 select from onceq.insert_members($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) m;
 
--- after.go: readSequence
+-- after.go: ReadSequence
 select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0);
+
+-- after.go: SweepMembers
+select from onceq.sweep_members() m;
 
 -- after.go: refsFrom
 select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0)
@@ -32,20 +35,17 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), $3::bigint
        select job_id, state, result from onceq.job_fences f
         where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f on true;
 
--- after.go: sweepMembers
-select from onceq.sweep_members() m;
-
--- announce.go: wakeOther
+-- announce.go: WakeOther
 with alone as (update onceq.wakes set looks = 0 where worker = $3::bigint and queue = $1::text and looks > 0 returning 1)
 select onceq.wake($1::text, 1, $2::bigint, true) from (select count(*) from alone) a;
 
--- await.go: beginAwait
+-- await.go: BeginAwait
 select b.holds, b.state, b.payload from onceq.begin_await($1::bigint, $2::text, $3::text, $4::bigint, $5::int, $6::bigint, $7::bigint) b;
 
--- await.go: emitEvent
+-- await.go: EmitEvent
 select e.first from onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool) as e(first);
 
--- await.go: endAwait
+-- await.go: EndAwait
 with ok as materialized (
   select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
 ),
@@ -67,16 +67,16 @@ select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::big
   from onceq.job_awaits a
  where a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint;
 
--- cancel.go: cancelJobs
+-- cancel.go: CancelJobs
 select c.cancelled, c.queues, c.kinds, c.scopes, c.keys from onceq.cancel($1::bigint[], $2::bigint, $3::bool, $4::int) c;
 
--- cancel.go: redriveJobs
+-- cancel.go: RedriveJobs
 select r.back, r.taken, r.held, r.early, r.led, r.used_up from onceq.redrive($1::bigint[], $2::smallint[], $3::bigint, $4::bigint[]) r;
 
--- cancel.go: requestCancels
+-- cancel.go: RequestCancels
 select n from onceq.request_cancels($1::bigint[]) n;
 
--- cancel.go: unheeded
+-- cancel.go: Unheeded
 select pg_catalog.array_agg(job_id)
   from (select x.job_id from onceq.job_cancels x
          where x.job_id > $2::bigint
@@ -87,29 +87,46 @@ select pg_catalog.array_agg(job_id)
          order by x.job_id
          limit $1::int) x;
 
--- citus.go: callOfBatch
+-- citus.go: CallOfBatch
 insert into onceq.lane_calls (slot, due, lane)
 values ((pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace($1::text, E'\\', E'\\\\'), 'escape')), 0) & 15)::smallint, greatest(statement_timestamp(), statement_timestamp() + $2::bigint::float8 * interval '1 microsecond',
                                                timestamptz 'epoch' + $3::bigint::float8 * interval '1 microsecond'), $1::text);
 
--- citus.go: claimFenceDrawn
+-- citus.go: ClaimFenceDrawn
 select f.holds, f.token, f.until, f.since, f.identity
   from onceq.meta, onceq.claim_fence(null, $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
                                      $11::bigint, $12::bool, $13::text, $14::bool, $15::bigint) f;
 
--- citus.go: clusterSize
+-- citus.go: ClusterSize
 select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
             then citus_relation_size('onceq.job_fences'::regclass) else pg_catalog.pg_relation_size('onceq.job_fences'::regclass) end
        / pg_catalog.current_setting('block_size')::bigint, pg_catalog.pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
--- citus.go: drawApart
+-- citus.go: DrawApart
 select pg_catalog.set_config('onceq_drawn.id', pg_catalog.nextval('onceq.ids')::text, true);
 
--- citus.go: fenceApart
+-- citus.go: FenceApart
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
 values (0, $1::text, $2::text, 0, pg_catalog.current_setting('onceq_drawn.id')::bigint, pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
         statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
 on conflict do nothing;
+
+-- citus.go: OpenApart
+select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
+
+-- citus.go: RetakeApart
+update onceq.job_fences f
+   set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
+       state = 0, created_at = statement_timestamp(), finished_at = null,
+       lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
+ where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and (f.lifetime = 0 and f.finished_at is not null
+           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
+      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
+   and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
+
+-- citus.go: WaitOfBatch
+update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
 
 -- citus.go: keyedOf
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
@@ -121,9 +138,6 @@ select f.job_id,
  where f.class = 0 and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
 returning id, run_at > created_at, 1;
 
--- citus.go: openApart
-select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
-
 -- citus.go: plainOf
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
 values (pg_catalog.nextval('onceq.ids'),
@@ -132,21 +146,7 @@ values (pg_catalog.nextval('onceq.ids'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
 returning id, run_at > created_at, 1;
 
--- citus.go: retakeApart
-update onceq.job_fences f
-   set job_id = pg_catalog.current_setting('onceq_drawn.id')::bigint, token = pg_catalog.current_setting('onceq_drawn.id')::bigint << 20,
-       state = 0, created_at = statement_timestamp(), finished_at = null,
-       lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
- where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and (f.lifetime = 0 and f.finished_at is not null
-           or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
-      or f.class = 0 and f.state = 5 and f.token = f.token >> 20 << 20)
-   and f.token >> 20 < pg_catalog.current_setting('onceq_drawn.id')::bigint and f.job_id < pg_catalog.current_setting('onceq_drawn.id')::bigint;
-
--- citus.go: waitOfBatch
-update onceq.job_waits set claims = claims where id = pg_catalog.current_setting('onceq_drawn.id')::bigint returning id, run_at > created_at, 1;
-
--- claim.go: claimAny
+-- claim.go: ClaimAny
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
 ),
@@ -179,7 +179,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
 
--- claim.go: claimAnyBut
+-- claim.go: ClaimAnyBut
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
 ),
@@ -212,7 +212,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
 
--- claim.go: claimInTurn
+-- claim.go: ClaimInTurn
 with row as materialized (
   select ctid as place, priority, run_at, id, coalesce(until_at, run_at) as until_at, coalesce(until_id, id) as until_id, until_at is not null as back,
          run_at <= statement_timestamp() and at <= statement_timestamp() and at > statement_timestamp() - interval '5 seconds' as counts,
@@ -275,7 +275,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
--- claim.go: claimJobs
+-- claim.go: ClaimJobs
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
 ),
@@ -307,7 +307,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
--- claim.go: claimManyJobs
+-- claim.go: ClaimManyJobs
 with c as materialized (
   select j.id, (q.k - 1) * 4294967296 + j.n as n, j.n > q.free as ahead
     from unnest($3::text[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[], $8::bigint[],
@@ -342,7 +342,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, j.due_at, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
--- claim.go: claimOne
+-- claim.go: ClaimOne
 with c as materialized (
   select j.id, u.n
     from pg_catalog.unnest($3::bigint[]) with ordinality as u(id, n)
@@ -385,7 +385,7 @@ select pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_con
        pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_config('lock_timeout', '0', false), pg_catalog.set_config('idle_session_timeout', '0', false),
        case when pg_catalog.current_setting('transaction_timeout', true) <> '0' then pg_catalog.set_config('transaction_timeout', '0', false) end;
 
--- counts.go: readDue
+-- counts.go: ReadDue
 with recursive
 live (queue) as (
   (select queue from onceq.jobs where queue >= '' order by queue limit 1)
@@ -410,11 +410,11 @@ select l.queue, pg_catalog.sum(x.due)::bigint,
  group by l.queue
 having pg_catalog.sum(x.due) > 0::numeric;
 
--- counts.go: writeCounts
+-- counts.go: WriteCounts
 select 1 from onceq.add_counts($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[],
        $8::int[], $9::bigint[], $10::text[], $11::text[]) c;
 
--- drain.go: findLost
+-- drain.go: FindLost
 select q.n, j.ids, j.lost, j.unknown
   from pg_catalog.unnest($1::text[]) with ordinality as q(queue, n)
  cross join lateral (
@@ -430,32 +430,10 @@ select q.n, j.ids, j.lost, j.unknown
         where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))) j
  where j.ids is not null or j.unknown is not null;
 
--- enqueue.go: drawIDs
+-- enqueue.go: DrawIDs
 select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('onceq.ids')) from pg_catalog.generate_series(1, $1::int));
 
--- enqueue.go: enqueueJobsFrom
-select f.ids, f.delayed, f.woken, f.accepted, f.at
-  from onceq.enqueue_jobs('onceq.ids', $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
-                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
-                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
-
--- enqueue.go: enqueueJobsFrom drawn
-select f.ids, f.delayed, f.woken, f.accepted, f.at
-  from onceq.enqueue_jobs(null, $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
-                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
-                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
-
--- enqueue.go: enqueueOneFrom
-select f.id, f.delayed, f.who
-  from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, null) f where f.id is not null;
-
--- enqueue.go: enqueueOneFrom drawn
-select f.id, f.delayed, f.who
-  from onceq.meta, onceq.enqueue_one(null, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
-                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, $19::bigint) f where f.id is not null;
-
--- enqueue.go: insertKeyed
+-- enqueue.go: InsertKeyed
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
@@ -471,7 +449,7 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
  where job_id is not null
 returning id, false, 1;
 
--- enqueue.go: insertKeyedMany
+-- enqueue.go: InsertKeyedMany
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
@@ -510,12 +488,12 @@ select (select pg_catalog.array_agg(id) from input),
          where h.jobs > 0),
        (select pg_catalog.array_agg(job_id) from fence);
 
--- enqueue.go: insertPlain
+-- enqueue.go: InsertPlain
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
 values (pg_catalog.nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
 returning id, false, 1;
 
--- enqueue.go: insertPlainMany
+-- enqueue.go: InsertPlainMany
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), pg_catalog.nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
@@ -544,7 +522,7 @@ select (select pg_catalog.array_agg(id) from input),
           from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0), null::bigint[];
 
--- enqueue.go: readTaken
+-- enqueue.go: ReadTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
       and (f.lifetime = 0 and f.finished_at is not null
            or pg_catalog.timezone('UTC', pg_catalog.timezone('UTC', f.finished_at) + f.lifetime::float8 * interval '1 millisecond') <= statement_timestamp())
@@ -561,18 +539,40 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.st
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true;
 
+-- enqueue.go: enqueueJobsFrom
+select f.ids, f.delayed, f.woken, f.accepted, f.at
+  from onceq.enqueue_jobs('onceq.ids', $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
+                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
+                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
+
+-- enqueue.go: enqueueJobsFrom drawn
+select f.ids, f.delayed, f.woken, f.accepted, f.at
+  from onceq.enqueue_jobs(null, $1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[],
+                          $7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[],
+                          $16::bigint, $17::bool, $18::text[], $19::smallint[], $20::text[], $21::smallint[], $22::timestamptz, $23::bool) f;
+
+-- enqueue.go: enqueueOneFrom
+select f.id, f.delayed, f.who
+  from onceq.enqueue_one('onceq.ids', $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, null) f where f.id is not null;
+
+-- enqueue.go: enqueueOneFrom drawn
+select f.id, f.delayed, f.who
+  from onceq.meta, onceq.enqueue_one(null, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
+                         $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, $19::bigint) f where f.id is not null;
+
 -- enqueue.go: settle
 select onceq.next_id('onceq.ids', $1::bigint);
 
 -- executor.go: transaction
 begin;
 
--- fence.go: holdFence
+-- fence.go: HoldFence
 update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
 returning f.token;
 
--- fence.go: insertFence
+-- fence.go: InsertFence
 with ok as materialized (
   select where $1::bigint = 0
       or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
@@ -588,7 +588,7 @@ mine as (
 select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
   from (select) one left join mine m on true;
 
--- fence.go: readFence
+-- fence.go: ReadFence
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
       and (f.lifetime = 0 and f.finished_at is not null
@@ -597,12 +597,12 @@ select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
 
--- fence.go: takeFence
+-- fence.go: TakeFence
 select f.holds, f.token, f.until, f.since, f.identity
   from onceq.claim_fence('onceq.ids', $1::bigint, $2::int, $3::bigint, $4::smallint, $5::text, $6::text, $7::bigint, $8::bigint, $9::bigint, $10::bytea,
                          $11::bigint, $12::bool, $13::text, $14::bool, null) f;
 
--- fence_lease.go: completeFence
+-- fence_lease.go: CompleteFence
 with done as (
   update onceq.job_fences f
      set state = 3,
@@ -616,18 +616,18 @@ with done as (
   returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
--- fence_lease.go: doubtFence
+-- fence_lease.go: DoubtFence
 with done as (
   update onceq.job_fences f set state = 2, detail = $7::text
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state in (1, 2)
   returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
--- fence_lease.go: effectScope
+-- fence_lease.go: EffectScope
 select f.scope from onceq.job_fences f
  where f.class = 3 and f.key = $1::text and f.token = $2::bigint and f.holder = $3::bigint;
 
--- fence_lease.go: extendFence
+-- fence_lease.go: ExtendFence
 with done as (
   update onceq.job_fences f
      set leased_until = statement_timestamp() + $7::bigint::float8 * interval '1 microsecond',
@@ -636,7 +636,7 @@ with done as (
   returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
--- fence_lease.go: releaseFence
+-- fence_lease.go: ReleaseFence
 with done as (
   update onceq.job_fences f
      set state = case when f.detail is null then 5 else 2 end, holder = null,
@@ -647,7 +647,7 @@ with done as (
   returning 1)
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
--- finish.go: completeJobs
+-- finish.go: CompleteJobs
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
 ),
@@ -665,7 +665,7 @@ fence as (
 select case when $5::bool and (select count(*) from gone) < pg_catalog.cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select pg_catalog.array_agg(id << 20 | claims::bigint) from gone);
 
--- finish.go: completeOne
+-- finish.go: CompleteOne
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning id, scope, key
@@ -678,23 +678,23 @@ fence as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
--- finish.go: completeOneUnkeyed
+-- finish.go: CompleteOneUnkeyed
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning id
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
--- finish.go: finishJobs
+-- finish.go: FinishJobs
 select f.tokens
   from onceq.finish($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[], $9::bool, $10::text::jsonb) as f(tokens);
 
--- finish.go: giveBackJobs
+-- finish.go: GiveBackJobs
 select b.tokens, b.cancelled
   from onceq.give_back($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $9::bool, $10::text[], $11::text[],
                        $12::text::jsonb) b;
 
--- finish.go: retryJobs
+-- finish.go: RetryJobs
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
       as u(id, claims, holder, error, spent, reset, delay, most)
@@ -716,10 +716,10 @@ select case when $9::bool and count(*) < pg_catalog.cardinality($1::bigint[]) th
        pg_catalog.array_agg(ready.id << 20 | ready.claims::bigint), pg_catalog.array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
--- finish.go: tellMembers
+-- finish.go: TellMembers
 select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls);
 
--- group.go: findCycles
+-- group.go: FindCycles
 with recursive up (id, root) as (
   select u.id, u.id from pg_catalog.unnest($1::bigint[]) as u(id)
   union
@@ -741,14 +741,14 @@ select coalesce(n, -1), coalesce(id, 0), coalesce(root, 0)
          join waits w on w.id = f.id
         order by g.n limit 1) c on true;
 
--- group.go: groupsOf
+-- group.go: GroupsOf
 with ok as materialized (
   select id from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint for no key update
 )
 select case when not exists (select from ok) then onceq.lease_lost($1::bigint) end,
        array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id);
 
--- group.go: readGroups
+-- group.go: ReadGroups
 with g as materialized (
   (select id, lane from onceq.job_waits
     where lane > E'\x1f' || pg_catalog.lpad($1::bigint::text, 19, '0') and lane < ' ' and $3::bigint = 0
@@ -778,7 +778,7 @@ select g.id,
          from onceq.job_members where group_id = g.id) m
  order by g.lane;
 
--- group.go: readMembers
+-- group.go: ReadMembers
 with page as materialized (
   select job_id, nullif(state, 0) as state, case when not $4::boolean then result end as result
     from onceq.job_members
@@ -806,7 +806,7 @@ select m.job_id, coalesce(m.state, i.state, 5), m.result::text,
 -- handle.go: Rollback
 rollback to savepoint;
 
--- inspect.go: readJob
+-- inspect.go: ReadJob
 select i.*, j.holder, coalesce(j.ahead, false), coalesce(j.timeout, ''), c.requested_at,
        coalesce(a.scope, ''), coalesce(a.key, ''), a.until, statement_timestamp()
   from (select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
@@ -861,7 +861,7 @@ rollback; select pg_xact_status('…');
 -- lazytx.go: share
 set local idle_in_transaction_session_timeout to …;
 
--- lease.go: extendLeases
+-- lease.go: ExtendLeases
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
 ),
@@ -889,7 +889,7 @@ select array(select n from extended),
              select from onceq.job_cancels x where x.job_id = u.id
                 and exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at) offset 0) x);
 
--- lease.go: lengthenLease
+-- lease.go: LengthenLease
 with free as materialized (
   select id from onceq.jobs
    where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -899,16 +899,16 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
--- limit.go: limitsUnset
+-- limit.go: LimitsUnset
 select u.name from pg_catalog.unnest($1::text[]) as u(name)
  where not exists (select from onceq.lane_limits s
                     where s.lane = any (array['/' || u.name, pg_catalog.left(('/' || u.name), pg_catalog.strpos(pg_catalog.substr(('/' || u.name), 2), '/') + 1)]) and s.n is not null)
  order by u.name collate "C";
 
--- limit.go: setLimit
+-- limit.go: SetLimit
 select f from onceq.set_limit($1::text, $2::int, $3::bigint, $4::bigint, $5::int, $6::bool) f;
 
--- listen.go: announceRow
+-- listen.go: AnnounceRow
 with near as materialized (
   select (select count(*)
             from (select from onceq.waiters w
@@ -938,10 +938,7 @@ row as (
 )
 select exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint), others, before, dormant from said;
 
--- listen.go: listens
-listen;
-
--- listen.go: nameQueues
+-- listen.go: NameQueues
 with new as (
   insert into onceq.waiter_queues (queue, serves)
   select u.queue, $2::bigint from pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
@@ -949,13 +946,16 @@ with new as (
 )
 select 1;
 
+-- listen.go: listens
+listen;
+
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
 select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
   from pg_catalog.unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue);
 
--- look.go: lookForCalls
+-- look.go: LookForCalls
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint::float8 * interval '1 microsecond'
@@ -999,7 +999,7 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
                        order by due limit 1) c)
        or $9::timestamptz < '1970-01-01' and exists (select from onceq.job_members where not told);
 
--- look.go: lookForJobs
+-- look.go: LookForJobs
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint::float8 * interval '1 microsecond'
@@ -1037,7 +1037,7 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
        array(select what from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp()) order by name, what),
        array(select name from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp()) order by name, what);
 
--- look.go: lookForNew
+-- look.go: LookForNew
 with new as materialized (
   select queue, kind, run_at, leased_until, lost from onceq.jobs where id > $1::bigint order by id desc limit 1000
 )
@@ -1045,13 +1045,13 @@ select coalesce(pg_catalog.pg_sequence_last_value('onceq.ids'::regclass), 0),
        array(select distinct queue from new
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
 
--- pause.go: pauseIt
+-- pause.go: PauseIt
 select 1 from onceq.pause($1::text, $2::text, $3::timestamptz, $4::bigint, $5::text, $6::bool) f;
 
--- pause.go: readPauses
+-- pause.go: ReadPauses
 select what, name from onceq.pauses where what <> 'limit' and (until is null or until > statement_timestamp());
 
--- pause.go: resumeIt
+-- pause.go: ResumeIt
 select f from onceq.resume($1::text, $2::text) f;
 
 -- payload.go: explain.read
@@ -1065,26 +1065,26 @@ select u.n, p.payload, p.payload_bytes
        (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
        limit 1) p;
 
+-- presence.go: WritePresence
+select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w;
+
 -- presence.go: leave.leave
 with gone as (delete from onceq.workers where id = $1::bigint) select 1;
 
--- presence.go: writePresence
-select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w;
-
--- promoter.go: anyCalls
+-- promoter.go: AnyCalls
 select exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
                 cross join lateral (
                       select due from onceq.lane_calls
                        where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
                        order by due limit 1) c);
 
--- promoter.go: callFamilies
+-- promoter.go: CallFamilies
 select f.called, f.settle from onceq.call_families($1::int) f;
 
--- promoter.go: lockLanes
+-- promoter.go: LockLanes
 select count(*) from (select slot from onceq.lane_locks order by slot for update) l;
 
--- promoter.go: promoteLines
+-- promoter.go: PromoteLines
 select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.queues, f.cancel,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
@@ -1092,7 +1092,7 @@ select f.looked, f.due, f.mine, f.next, f.families, f.calls, f.upto, f.jobs, f.q
   from onceq.promote($1::timestamptz, $2::int, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::text, $8::text[]) f
   left join lateral (select (f.leased).* offset 0) j on true;
 
--- promoter.go: settleLimits
+-- promoter.go: SettleLimits
 select 1 from onceq.settle_limits() f;
 
 -- queue.go: Check.tables
@@ -1132,7 +1132,7 @@ values ('infinity', -1, ''), (statement_timestamp(), -1, E'\x1f');
 -- queue.go: putBack.locks
 insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
 
--- rate.go: takeSlots
+-- rate.go: TakeSlots
 select f.starts, f.taken, f.waited, f.back, f.ahead from onceq.take_slots($1::text, $2::bigint[], $3::int[], $4::bigint[]) f;
 
 -- reap.go: CallLines
@@ -1387,16 +1387,16 @@ cancels as (
 )
 select (select count(*) from gone), (select count(*) from workers), (select count(*) from counts), (select count(*) from cancels);
 
--- replace.go: replaceJobs
+-- replace.go: ReplaceJobs
 select c.replaced, c.delayed
   from onceq.replace_jobs($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[]) c;
 
--- rescan.go: addQueues
+-- rescan.go: AddQueues
 insert into onceq.queues (queue, rescanned_at)
 select u.queue, 'epoch' from onceq.meta, pg_catalog.unnest($1::text[]) as u(queue) order by u.queue collate "C"
 on conflict do nothing;
 
--- rescan.go: rescanFirst
+-- rescan.go: RescanFirst
 select q.n
   from unnest($1::text[], $2::timestamptz[], $3::bigint[], $4::timestamptz[], $5::bigint[], $6::timestamptz[], $7::bigint[])
        with ordinality as q(queue, high_at, high_id, normal_at, normal_id, low_at, low_id, n)
@@ -1413,11 +1413,11 @@ select q.n
         where first.found or first.n = 100)
  order by q.n;
 
--- rescan.go: rescanLeft
+-- rescan.go: RescanLeft
 update onceq.queues set left_kinds = $2::text[] where queue = $1::text
    and coalesce(left_kinds operator(pg_catalog.<>) $2::text[], (left_kinds is null) <> ($2::text[] is null));
 
--- rescan.go: rescanPage
+-- rescan.go: RescanPage
 with page as materialized (
   select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
     from onceq.jobs
@@ -1457,7 +1457,7 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
               where kind <> all ($7::text[]) and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)),
        (select pg_catalog.array_agg(id) from lost), (select pg_catalog.array_agg(lost) from lost);
 
--- rescan.go: rescanTurn
+-- rescan.go: RescanTurn
 select q from onceq.rescan_turn($1::text[], $2::bigint, $3::text[]) r cross join pg_catalog.unnest(r) q;
 
 -- silent.go: whoWorks
@@ -1514,7 +1514,7 @@ select pg_catalog.set_config('lock_timeout', $1::text, true) from onceq.meta;
 -- statement.go: rollBack
 rollback;
 
--- successors.go: finishNext
+-- successors.go: FinishNext
 select f.done, f.calls,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
@@ -1522,7 +1522,7 @@ select f.done, f.calls,
   from onceq.finish_next($1::bigint, $2::int, $3::bigint, $4::text, $5::bool, $6::bigint, $7::bigint, $8::text, $9::text[]) f
   left join lateral (select (f.leased).* offset 0) j on true;
 
--- successors.go: giveBackFirst
+-- successors.go: GiveBackFirst
 update onceq.jobs j set leased_until = null, holder = null
   from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
@@ -1532,7 +1532,7 @@ update onceq.jobs j set leased_until = null, holder = null
        offset 0) f
  where j.id = any (array[f.id]) and j.holder = $3::bigint;
 
--- successors.go: giveBackNext
+-- successors.go: GiveBackNext
 update onceq.jobs j set leased_until = null, holder = null
   from onceq.lane_places p
  where p.lane = any ($1::text[]) and j.id = any (array[p.id]) and j.holder = $2::bigint;
@@ -1556,20 +1556,20 @@ select pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.pg_advisory
 -- turn.go: takeTurn
 select pg_catalog.pg_try_advisory_xact_lock($1::bigint), statement_timestamp();
 
--- tx.go: checkTx
+-- tx.go: CheckTx
 select null,
        case when $1::text <> pg_current_xact_id()::text
             then case when pg_catalog.pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
 
--- tx.go: committedLock
+-- tx.go: CommittedLock
 select coalesce((select pg_catalog.xideq(xmax, pg_catalog.xid($1::text::xid8)) from onceq.jobs where id = $2::bigint), false),
        (select 1 from onceq.jobs where id = $2::bigint for no key update),
        coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false);
 
--- tx.go: committedTx
+-- tx.go: CommittedTx
 select coalesce(pg_catalog.pg_xact_status($1::text::xid8) = 'committed', false);
 
--- tx.go: inTx completeOne
+-- tx.go: InTx completeOne
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning id, scope, key
@@ -1584,7 +1584,7 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
        case when $6::text <> pg_current_xact_id()::text
             then case when pg_catalog.pg_xact_status($6::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
 
--- tx.go: inTx completeOneUnkeyed
+-- tx.go: InTx completeOneUnkeyed
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning id
@@ -1593,14 +1593,14 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
        case when $4::text <> pg_current_xact_id()::text
             then case when pg_catalog.pg_xact_status($4::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
 
--- tx.go: lockJob
+-- tx.go: LockJob
 select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_session_timeout', $1::text, true) end,
        case when not exists (
          select from onceq.jobs where id = $2::bigint and claims = $3::int and holder = $4::bigint
             for no key update) then onceq.lease_lost($2::bigint) end,
        pg_current_xact_id()::text;
 
--- tx.go: lockJobs
+-- tx.go: LockJobs
 with u as materialized (
   select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
 ),
@@ -1620,11 +1620,11 @@ begin;
 -- tx.go: newHandlerTx
 begin isolation level serializable read write;
 
--- uncertain.go: keepDoubt
+-- uncertain.go: KeepDoubt
 update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
    and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
 returning f.token;
 
--- uncertain.go: resolveFence
+-- uncertain.go: ResolveFence
 select f from onceq.resolve_fence($1::smallint, $2::text, $3::text, $4::smallint, $5::text, $6::bigint) f;
