@@ -77,8 +77,8 @@ func (s *settling) replace(ctx context.Context, db DB, places []int, read map[in
 		scopes[k], keys[k], metadata[k], paths[k] = e.header.scope, e.key, e.header.metadata, e.lane
 		payloads[k], bytes[k], marks[k], were[k] = e.json, e.bytes, e.fingerprint, read[i]
 		parts[k], delays[k] = int16(s.jobs[i].Replace), e.header.delay.Microseconds()
-		if s.jobs[i].Window == UntilStarted {
-			parts[k] |= 4 // what runs leaves its key
+		if s.results[i].State == StateRunning {
+			parts[k] = 4 // what runs leaves its key, and is not changed
 		}
 		if !e.header.at.IsZero() {
 			ats[k] = e.header.at.UnixMicro()

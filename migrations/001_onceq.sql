@@ -3387,7 +3387,7 @@ begin
     if not tried and (state in ('waiting', 'delayed') and j.replacing & 3::smallint > 0 and (words is null or j.replacing & 1::smallint > 0 and words = 'with another payload')
                       or state = 'running' and j.replacing & 4::smallint > 0 and coalesce(words, 'with another payload') = 'with another payload') then
       e := {{.schema}}.replace_jobs(array[id], array[j.scope], array[key], array[coalesce(payload::text, '')], array[bytes], array[coalesce(j.metadata, '')], array[j.fingerprint],
-                                    array[j.replacing], array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[coalesce(j.path, j.line, '')], array[fence.fingerprint]);
+                                    array[j.replacing & case when state = 'running' then 4 else 3 end::smallint], array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[coalesce(j.path, j.line, '')], array[fence.fingerprint]);
       if e.replaced is not null then
         state := case when e.delayed[1] then 'delayed' else 'waiting' end;
         return;

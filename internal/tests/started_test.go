@@ -32,6 +32,9 @@ func waysToEnqueue(q *onceq.Queue) map[string]asks {
 				return r, err
 			}
 			options := map[string]any{"window": "until_started"}
+			if j.Replace > 0 {
+				options["replace"] = []string{"payload"}
+			}
 			if j.Scope != "" {
 				options["scope"] = j.Scope
 			}
@@ -116,6 +119,66 @@ func TestUntilStarted(t *testing.T) {
 			r = ask(index(2))
 			require.True(t, r.Duplicate)
 			require.Equal(t, second.ID, r.ID)
+			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+		})
+	}
+}
+
+// With Replace a job that waits keeps its key and is changed, and one that runs leaves its key unchanged.
+// Workers leave a changed job alone until the transaction that asked has ended: it sees what that one wrote.
+func TestUntilStarted_Replace(t *testing.T) {
+	t.Parallel()
+	for name := range waysToEnqueue(nil) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			enqueue := waysToEnqueue(q)[name]
+			ask := func(db onceq.DB, version int) (id int64, duplicate bool) {
+				t.Helper()
+				r, err := enqueue(ctx, db, onceq.Job{
+					Kind: "index", Key: "42", Payload: version, Queue: "default",
+					Window: onceq.UntilStarted, Replace: onceq.ReplacePayload,
+				})
+				require.NoError(t, err)
+				return r.ID, r.Duplicate
+			}
+			claim := func() (leases []*onceq.Lease) {
+				t.Helper()
+				all, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+				require.NoError(t, err)
+				for _, l := range all {
+					if l.Kind == "index" {
+						leases = append(leases, l)
+					}
+				}
+				return leases
+			}
+			first, _ := ask(db.Pool, 1)
+			tx, err := db.Pool.Begin(ctx)
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(ctx) }()
+			for version := range 3 {
+				id, duplicate := ask(tx, 2+version)
+				require.True(t, duplicate)
+				require.Equal(t, first, id)
+			}
+			require.Empty(t, claim())
+			require.NoError(t, tx.Commit(ctx))
+			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+
+			running := claim()
+			require.Len(t, running, 1)
+			require.JSONEq(t, "4", string(running[0].Payload))
+			second, duplicate := ask(db.Pool, 5)
+			require.False(t, duplicate)
+			id, duplicate := ask(db.Pool, 6)
+			require.True(t, duplicate)
+			require.Equal(t, second, id)
+			info, err := q.Get(ctx, db.Pool, first)
+			require.NoError(t, err)
+			require.JSONEq(t, "4", string(info.Payload))
+			require.NoError(t, running[0].Complete(ctx, db.Pool))
 			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
 		})
 	}
