@@ -82,8 +82,11 @@ func (i *importing) command(name, title, how string, open func() (backlog, error
 			"  onceq import " + name + " --kind welcome --key 'welcome:{user_id}' --window until_finished",
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) (err error) {
-			if i.key != "" && len(i.kinds) != 1 {
+			switch {
+			case i.key != "" && len(i.kinds) != 1:
 				return usagef("--key is for the jobs of one kind; name it with --kind")
+			case i.key != "" && (!member.MatchString(i.key) || strings.ContainsAny(member.ReplaceAllString(i.key, ""), "{}")):
+				return usagef("--key is %q; it needs members of the payload in braces, as in 'welcome:{user_id}'", i.key)
 			}
 			i.window, err = windowOf(window)
 			return err
@@ -159,7 +162,7 @@ func (i *importing) run(ctx context.Context, name, title string, from backlog) e
 	}
 	i.a.ended(ctx, action, text, stopped, err)
 	if err != nil {
-		i.a.remark("%s before this step, which changed nothing.\n", text)
+		i.a.remark("%s before this step.\n", text)
 		return err
 	}
 	if stopped {
@@ -282,7 +285,11 @@ func (i *importing) dress(j *onceq.Job) error {
 			if !ok || string(value) == "null" {
 				missing = &exit{codeRefused, fmt.Errorf("--key names %q, which a payload of kind %q does not have", name, j.Kind)}
 			}
-			if json.Unmarshal(value, &text) != nil {
+			switch {
+			case json.Unmarshal(value, &text) == nil:
+			case ok && (value[0] == '{' || value[0] == '['):
+				missing = &exit{codeRefused, fmt.Errorf("--key names %q, which is no text and no number in a payload of kind %q", name, j.Kind)}
+			default:
 				text = string(value)
 			}
 			return text

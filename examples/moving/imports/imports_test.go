@@ -186,6 +186,10 @@ func TestImport_FromRiver(t *testing.T) {
 	require.Contains(t, failed, "--from-schema")
 	_, failed = run(t, db, "river", "--key", "welcome:{user_id}", "--yes")
 	require.Contains(t, failed, "--kind")
+	for _, key := range []string{"welcome", "welcome:{user_id", "welcome:{}", "{a}}"} {
+		_, failed = run(t, db, "river", "--kind", "welcome", "--key", key, "--yes")
+		require.Contains(t, failed, "in braces", key)
+	}
 }
 
 // A backlog of more than one step keeps its order.
