@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -143,10 +144,13 @@ func start(t *testing.T, dir string) func(lines []string) string {
 	}
 }
 
-// free is an address at which nobody listens.
+// free is an address at which nobody listens, and which no connection gets by chance.
 func free(t *testing.T) string {
-	l, err := net.Listen("tcp", "localhost:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return fmt.Sprint("localhost:", l.Addr().(*net.TCPAddr).Port)
+	for {
+		address := fmt.Sprint("localhost:", 20_000+rand.N(10_000))
+		if l, err := net.Listen("tcp", address); err == nil {
+			require.NoError(t, l.Close())
+			return address
+		}
+	}
 }
