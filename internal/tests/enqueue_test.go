@@ -785,7 +785,7 @@ func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
 		{"Priority", with(func(j *onceq.Job) { j.Priority = -2 })},
 		{"MaxAttempts", with(func(j *onceq.Job) { j.MaxAttempts = -1 })},
 		{"MaxAttempts", with(func(j *onceq.Job) { j.MaxAttempts = math.MaxInt16 + 1 })},
-		{"Window", with(func(j *onceq.Job) { j.Window = -2 })},
+		{"Window", with(func(j *onceq.Job) { j.Window = -3 })},
 	} {
 		name := fmt.Sprintf("case %d, %s", i, c.field)
 		var invalid *onceq.InvalidError
