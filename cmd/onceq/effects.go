@@ -197,7 +197,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 			if e.State != "uncertain" && e.State != "held" && e.Detail == "" {
 				return &exit{codeRefused, fmt.Errorf("effect %q of job %d is %s: there is nothing to decide", name, id, e.State)}
 			}
-			if err := a.agreed(ctx, agree, fmt.Sprintf("Effect %q of job %d counts as %s.", name, id, said+with),
+			if err := a.agreed(ctx, agree, fmt.Sprintf("Effect %q of job %d would count as %s.", name, id, said+with),
 				fmt.Sprintf("it is %s since %s: %s", e.State, stamp(e.Since), clean(e.Detail)), "the provider knows it as "+e.IdempotencyKey); err != nil {
 				return err
 			}
@@ -270,7 +270,7 @@ func (a *app) resolveMany(ctx context.Context, filter onceqops.Filter, name stri
 	if next != 0 && filter.Limit == 0 {
 		many = "at least " + many
 	}
-	if err := a.agreed(ctx, agree, fmt.Sprintf("%s count as %s: %s.", many, said+with, about), lines...); err != nil {
+	if err := a.agreed(ctx, agree, fmt.Sprintf("%s would count as %s: %s.", many, said+with, about), lines...); err != nil {
 		if errors.Is(err, errDry) && a.json {
 			return a.printJSON(map[string]any{"matched": total, "dry_run": true})
 		}

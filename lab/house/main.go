@@ -35,6 +35,7 @@ func run(root string, lower bool) error {
 		return err
 	}
 	out := tabwriter.NewWriter(os.Stdout, 2, 2, 2, ' ', 0)
+	above := 0
 	fmt.Fprintln(out, "measure\ttoday\tceiling\tgoal\t")
 	for i, c := range ceilings {
 		value, ok := measured[c.name]
@@ -45,14 +46,21 @@ func run(root string, lower bool) error {
 		switch {
 		case value.n > c.ceiling:
 			note = "above its ceiling! " + note
+			above++
 		case value.n <= c.goal:
 			note = strings.TrimSpace("reached. " + note)
 		}
 		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%s\n", c.name, value.n, c.ceiling, c.goal, note)
 		ceilings[i].ceiling = min(c.ceiling, value.n)
 	}
-	if err := out.Flush(); err != nil || !lower {
+	if err := out.Flush(); err != nil {
 		return err
+	}
+	if above > 0 && !lower {
+		return fmt.Errorf("measures above their ceilings: %d; make them smaller, or raise the ceilings in %s and say why", above, ceilingsFile)
+	}
+	if !lower {
+		return nil
 	}
 	return writeCeilings(ceilingsFile, ceilings)
 }
