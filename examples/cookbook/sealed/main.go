@@ -139,10 +139,12 @@ func main() {
 	var stored string
 	example.Check(pool.QueryRow(ctx, `select string_agg(payload ->> 'key', ', ' order by id) from onceq.v_jobs`).Scan(&stored))
 	fmt.Println("stored under:", stored)
-	example.Drain(ctx, q, handler(func(c card) (string, error) {
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Concurrency: 1}, handler(func(c card) (string, error) {
 		fmt.Println("charged:", c.Number)
 		return "receipt for " + c.Number, nil
 	}))
+	example.Check(err)
+	example.Check(w.Drain(ctx, 0))
 	job, err := q.GetByKey(ctx, pool, charge.Name, "order-7")
 	example.Check(err)
 	var receipt sealed[string]
