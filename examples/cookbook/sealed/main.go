@@ -139,7 +139,7 @@ func main() {
 	var stored string
 	example.Check(pool.QueryRow(ctx, `select string_agg(payload ->> 'key', ', ' order by id) from onceq.v_jobs`).Scan(&stored))
 	fmt.Println("stored under:", stored)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Concurrency: 1}, handler(func(c card) (string, error) {
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}}, handler(func(c card) (string, error) {
 		fmt.Println("charged:", c.Number)
 		return "receipt for " + c.Number, nil
 	}))
