@@ -188,7 +188,6 @@ func (p *process) begin(tx string)      { p.do(command{Do: "begin", Tx: tx}) }
 func (p *process) row(tx string, n int) { p.do(command{Do: "row", Tx: tx, N: n}) }
 func (p *process) commit(tx string)     { p.do(command{Do: "commit", Tx: tx}) }
 func (p *process) rollback(tx string)   { p.do(command{Do: "rollback", Tx: tx}) }
-func (p *process) stop()                { p.do(command{Do: "stop"}) }
 func (p *process) silence()             { p.do(command{Do: "silence"}) }
 func (p *process) age()                 { p.do(command{Do: "age"}) }
 func (p *process) left() int            { return p.do(command{Do: "left"}).Left }

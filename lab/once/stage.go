@@ -36,7 +36,6 @@ type stage struct {
 	mu       sync.Mutex // guards what follows
 	remarks  []string
 	calls    []message
-	atOnce   int // handlers that run now, as counted by begin and over
 	provider func(p *process, call message) (bad string)
 	starts   []*act
 }
