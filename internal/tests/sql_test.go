@@ -365,8 +365,11 @@ func TestSQL_After(t *testing.T) {
 	require.Equal(t, one.ID, many[2])
 	require.Equal(t, []string{fmt.Sprint(first.ID, one.ID), fmt.Sprint(first.ID, many[0]), fmt.Sprint(first.ID, many[3]), fmt.Sprint(first.ID, byGo.ID), fmt.Sprint(one.ID, many[3])},
 		sqlOne[[]string](t, db, `select array_agg(concat(job_id, ' ', group_id) order by job_id, group_id) from onceq.job_members where told`))
+	var mu sync.Mutex // guards ran
 	var ran []string
 	handle := func(_ context.Context, l *onceq.Lease, n int) error {
+		mu.Lock()
+		defer mu.Unlock()
 		ran = append(ran, fmt.Sprint(l.Kind, n))
 		return nil
 	}
