@@ -187,7 +187,48 @@ func fits(t *testing.T, at string) chromedp.Action {
 	})
 }
 
-// Each page, in a wide window and on a phone, light and dark, with the pictures of the documentation.
+// axeScript looks for what keeps people out of a page: contrast, names, roles. npm fetches it once. Without npm, or a
+// registry, it is not looked for; in CI that is an error.
+func axeScript(t *testing.T) string {
+	t.Helper()
+	const version = "4.14.1"
+	cache, err := os.UserCacheDir()
+	require.NoError(t, err)
+	dir := filepath.Join(cache, "onceq", "axe-core-"+version)
+	file := filepath.Join(dir, "package", "axe.min.js")
+	if _, err := os.Stat(file); err != nil {
+		require.NoError(t, os.MkdirAll(dir, 0o750))
+		fetch := exec.CommandContext(t.Context(), "sh", "-c", "npm pack --silent axe-core@"+version+" && tar xzf *.tgz && rm *.tgz")
+		fetch.Dir = dir
+		if said, err := fetch.CombinedOutput(); err != nil {
+			require.Empty(t, os.Getenv("CI"), "%s", said)
+			t.Logf("without axe: %v: %s", err, said)
+			return ""
+		}
+	}
+	script, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return string(script)
+}
+
+// accessible fails if axe finds that a page breaks a rule of WCAG 2.2, level AA.
+func accessible(t *testing.T, axe, at string) chromedp.Action {
+	return chromedp.ActionFunc(func(ctx context.Context) error {
+		if axe == "" {
+			return nil
+		}
+		var found []string
+		wait := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
+		err := chromedp.Run(ctx, chromedp.Evaluate(axe+`; for (const d of document.querySelectorAll("details")) d.open = true;`, nil), chromedp.Evaluate(`axe.run(document, { resultTypes: ["violations"], rules: { "target-size": { enabled: true } } }).then((r) =>
+			r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + n.target + ": " + n.html.slice(0, 200) + ": " + n.failureSummary)))`, &found, wait))
+		for _, one := range found {
+			t.Errorf("%s: %s", at, one)
+		}
+		return err
+	})
+}
+
+// Each page, in a wide window, a narrow one and on a phone, light and dark, with the pictures of the documentation.
 func TestBrowser_EveryPage(t *testing.T) {
 	db := newDB(t)
 	d := trouble.Make(t, db)
@@ -205,8 +246,10 @@ func TestBrowser_EveryPage(t *testing.T) {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "book", Queue: "accounts", Limit: "card provider", Payload: n})
 		require.NoError(t, err)
 	}
+	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{{Kind: "scan", Queue: "accounts", Payload: 1}}, onceq.Job{Kind: "report", Payload: 1})
+	require.NoError(t, err)
 	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules, Title: "billing, production"})
-	ctx := browser(t)
+	ctx, axe := browserFor(t, 3*limit), axeScript(t)
 	for _, p := range []struct{ name, path, text string }{
 		{"overview", "", "wait for a person"},
 		{"jobs", "jobs", "mailbox unavailable"},
@@ -219,6 +262,7 @@ func TestBrowser_EveryPage(t *testing.T) {
 		{"keys", "keys?key=" + d.Fence, "the application"},
 		{"lanes", "lanes", "book/account-0"},
 		{"groups", "groups", "Jobs that wait for others"},
+		{"group", fmt.Sprintf("group?id=%d", g.Then.ID), "members are unfinished"},
 		{"schedules", "schedules", "nightly report"},
 		{"schedule", "schedule?name=reminders", "back-filled"},
 		{"audit", "audit", "Nobody has done anything"},
@@ -230,16 +274,18 @@ func TestBrowser_EveryPage(t *testing.T) {
 		{"move", "confirm?all=1&do=move-many&queue=thumbnials", "To queue"},
 		{"backfill", "confirm?do=backfill&name=reminders&from=" + time.Now().Add(-5*time.Hour).UTC().Format("2006-01-02T15:04"), "Back-fill"},
 		{"discard", fmt.Sprintf("confirm?do=discard&id=%d", d.Dead[0]), "second time"},
+		{"again", "confirm?do=resolve-many&decision=applied&kind=charge&result=%7B", "Nothing was changed"},
 		{"error", "job?id=x", "not a number"},
 	} {
 		for _, w := range []struct {
 			suffix string
 			width  int64
 			scheme string
-		}{{"", 1240, "light"}, {"-dark", 1240, "dark"}, {"-phone", 390, "light"}} {
+		}{{"", 1440, "light"}, {"-dark", 1440, "dark"}, {"-tablet", 1024, "light"}, {"-tablet-dark", 1024, "dark"}, {"-phone", 390, "light"}, {"-phone-dark", 390, "dark"}} {
 			var title string
 			run(t, ctx, size(w.width, 900, w.scheme), chromedp.Navigate(s.base+p.path), shows(p.text), fits(t, p.name+w.suffix),
-				chromedp.Title(&title), picture(p.name+w.suffix, float64(w.width), map[bool]float64{false: 2400, true: 900}[w.width < 600]))
+				chromedp.Title(&title), picture(p.name+w.suffix, float64(w.width), map[bool]float64{false: 2400, true: 900}[w.width < 600]),
+				accessible(t, axe, p.name+w.suffix))
 			require.Contains(t, title, "billing, production", "markup did not run")
 		}
 	}
@@ -393,6 +439,7 @@ func TestBrowser_PlotsKeysAndColours(t *testing.T) {
 	var focused, find, scheme string
 	run(t, ctx, chromedp.Navigate(s.base+"jobs"), chromedp.WaitVisible(`tbody tr`), chromedp.KeyEvent("j"), chromedp.KeyEvent("j"), chromedp.KeyEvent("k"),
 		chromedp.Evaluate(`document.activeElement.textContent`, &focused), chromedp.KeyEvent("x"), shows("1 marked"), chromedp.KeyEvent("?"), shows("search for a job by its id or key"),
+		accessible(t, axeScript(t), "keys"),
 		chromedp.Evaluate(`document.querySelector("#keys button").click()`, nil), hides("search for a job by its id or key"), chromedp.KeyEvent("/"),
 		chromedp.Evaluate(`document.activeElement.id`, &find))
 	require.Equal(t, "find", find)
