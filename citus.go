@@ -12,20 +12,12 @@ import (
 // queueParts adds to the caller's batch what comes before its last statement, which it returns.
 func queueParts(q *pg.Store, batch *pgx.Batch, e *encoded) (last string, args []any) {
 	h := e.header
-	var payload, delay, at, metadata any
+	var payload any
 	if e.bytes == nil {
 		payload = e.json
 	}
-	if h.delay != 0 {
-		delay = h.delay.Microseconds()
-	}
-	if !h.at.IsZero() {
-		at = h.at.UnixMicro()
-	}
-	if h.metadata != "" {
-		metadata = h.metadata
-	}
-	job := []any{h.queue, h.kind, payload, h.maxAttempts, h.priority, delay, at, e.bytes, metadata}
+	delay, at := orNull(h.delay.Microseconds()), orNull(h.due())
+	job := []any{h.queue, h.kind, payload, h.maxAttempts, h.priority, delay, at, e.bytes, orNull(h.metadata)}
 	if e.key == "" && e.lane == "" {
 		return stmt.PlainApart, job
 	}

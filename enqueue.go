@@ -448,25 +448,32 @@ func (q *Queue) insertOne(e *encoded, own bool) (statement string, args []any, a
 		}
 		return stmt.InsertKeyed, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 	}
-	var scope, key, at, delay, metadata any
+	var scope, key any
 	if e.key != "" {
 		scope, key = h.scope, e.key
 	}
-	if !h.at.IsZero() {
-		at = h.at.UnixMicro()
-	}
-	if h.delay != 0 {
-		delay = h.delay.Microseconds()
-	}
-	if h.metadata != "" {
-		metadata = h.metadata
-	}
-	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, rand.Int64(), own)
+	args = append(args, scope, key, h.lifetime, e.fingerprint, orNull(h.due()), orNull(h.delay.Microseconds()), orNull(h.metadata))
+	args = append(args, e.bytes, rand.Int64(), own)
 	if e.lane != "" {
 		line, path := lineOf(e.lane)
 		return stmt.EnqueueOne, append(args, line, int16(h.laneRule), path), time.Time{}
 	}
 	return stmt.EnqueueOne, append(args, nil, nil, nil), time.Now()
+}
+
+// due is RunAt in microseconds, or 0.
+func (h *header) due() int64 {
+	if h.at.IsZero() {
+		return 0
+	}
+	return h.at.UnixMicro()
+}
+
+func orNull[T comparable](v T) any {
+	if v == *new(T) {
+		return nil
+	}
+	return v
 }
 
 // columns are the arrays in which many jobs are sent. Arrays that no job needs stay nil.
@@ -537,11 +544,7 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 		known[*h] = ref
 		c.queues, c.kinds, c.scopes, c.metadata = append(c.queues, h.queue), append(c.kinds, h.kind), append(c.scopes, h.scope), append(c.metadata, h.metadata)
 		c.priorities, c.attempts = append(c.priorities, int32(h.priority)), append(c.attempts, int32(h.maxAttempts))
-		var at int64
-		if !h.at.IsZero() {
-			at = h.at.UnixMicro()
-		}
-		c.ats, c.delays, c.lifetimes = append(c.ats, at), append(c.delays, h.delay.Microseconds()), append(c.lifetimes, h.lifetime)
+		c.ats, c.delays, c.lifetimes = append(c.ats, h.due()), append(c.delays, h.delay.Microseconds()), append(c.lifetimes, h.lifetime)
 		c.laneRules = append(c.laneRules, int16(h.laneRule))
 		var ifDead *int16
 		if rule := int16(h.ifDead); h.follows {
@@ -711,7 +714,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		if r.State = state.job(live); output != nil {
 			r.Output = json.RawMessage(*output)
 		}
-		if i := left[n-1]; s.replaceable(i, r, mark) {
+		if i := left[n-1]; s.parts(i, r, mark) > 0 {
 			floor = max(floor, token)
 			if marks == nil {
 				marks = make(map[int][]byte)
@@ -732,10 +735,8 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		if err != nil {
 			return nil, 0, err
 		}
-		for _, i := range done { // the others run, or were started in between: their keys are looked at again
+		for _, i := range done {
 			answered[slices.Index(left, i)] = true
-			h := s.all[i].header
-			s.met = append(s.met, Event{Type: EventDuplicate, Queue: h.queue, Kind: h.kind, JobID: s.results[i].ID, Scope: h.scope, Key: s.all[i].key})
 		}
 	}
 	if err := s.q.explain(ctx, db, s.mismatches); err != nil {

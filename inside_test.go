@@ -195,7 +195,7 @@ func plansOfFunctions(t *testing.T, db *queuetest.DB) {
 		`select onceq.redrive('{-7,-6,-5}', '{6}', 1000, '{}')`:                                                                                                            10,
 		`select onceq.discard('{-7,-6,-5}', '{6}')`:                                                                                                                        5,
 		`select onceq.hurry('{-11,-4}')`:                                                                                                                                   3,
-		`select onceq.replace_jobs('{-19,-8}', '{s,s}', '{of 19,of 8}', '{1,1}', '{null,null}', '{"",""}', '{a,a}', '{3,3}', '{0,0}', '{0,0}', '{k/2,""}', '{null,null}')`: 6,
+		`select onceq.replace_jobs('{-19,-8,-1}', '{s,s,s}', '{of 19,of 8,of 1}', '{1,1,1}', '{null,null,null}', '{"","",""}', '{a,a,a}', '{3,7,4}', '{0,0,0}', '{0,0,0}', '{k/2,"",k/1}', '{null,null,null}')`: 9,
 		`select onceq.sweep_members()`:                                                                                                                                     6,
 		`select onceq.insert_members('{-100,-100,-100,-100}', '{-3,-4,-5,-12}', '{false,false,true,false}', '{0,0,0,0}', '{null,null,null,null}')`:                         5,
 		`select onceq.take_slots('/1', '{-2,-1}', '{1,1}', '{7,7}')`:                                                                                                       3,

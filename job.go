@@ -97,9 +97,9 @@ type Job struct {
 	// it is an *InvalidError. The key of a job that is cancelled before any worker had it is free at once
 	// (onceqops.Filter.KeepKeys).
 	//
-	// With UntilStarted a running job has its key until it is enqueued again. The new job may run beside it;
-	// a Lane keeps them apart. The end of the first waits for the transaction that enqueues. One that waits
-	// (or for its next attempt) has its key. It may run before that commit, unless ReplacePayload is set.
+	// With UntilStarted a job that somebody has leaves its key when it is enqueued again. The new job may run
+	// beside it; a Lane keeps them apart. One that nobody has, also before its next attempt, is not started
+	// before the transaction that enqueues it again ends, and so sees what that one has written.
 	Window time.Duration
 
 	RunAt    time.Time     // not before this time, in whole microseconds; default at once, as for a time in the past

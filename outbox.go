@@ -55,7 +55,8 @@ type outbox struct {
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
-	o.patience = min(pg.BriefWait, lease/4)
+	// Shorter than Postgres's deadlock_timeout: a caller who has locked what a batch waits for is no victim.
+	o.patience = min(pg.BriefWait/2, lease/4)
 	// The network may swallow a try, so the first one has a quarter of the lease beside what it waits for locks. Each further one has
 	// twice as much, because the server may only be slow.
 	o.try = max(pg.BriefWait, min(lease/4, pg.AnswerWithin))

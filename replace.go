@@ -43,26 +43,29 @@ func (j *Job) notReplaced(r Result) string {
 	return fmt.Sprintf("job %d was started before, has another lane or limit, waits for others, or is being cancelled", r.ID)
 }
 
-// replaceable reports whether the job at place i may replace the one that r describes and whose fence has the
-// fingerprint mark, or take its key because that one runs. Each is tried once: after that the answer is as for
-// any other job.
-func (s *settling) replaceable(i int, r Result, mark []byte) bool {
-	replace, e := s.jobs[i].Replace, &s.all[i]
-	_, tried := s.tried[i]
-	if r.State == StateRunning {
-		return s.jobs[i].Window == UntilStarted && !tried && fingerprint.SameKind(mark, e.fingerprint)
+// parts says what the job at place i may change in the one that r describes and whose fence has the fingerprint
+// mark: the bits of Replace, and 4 to wait for it or to take its key (UntilStarted). Each job is tried once:
+// after that the answer is as for any other.
+func (s *settling) parts(i int, r Result, mark []byte) (parts int16) {
+	j, e := &s.jobs[i], &s.all[i]
+	if s.tried[i].ID == r.ID || r.State.Finished() || !fingerprint.SameKind(mark, e.fingerprint) {
+		return 0
 	}
-	return replace != 0 && !tried && (r.State == StateWaiting || r.State == StateDelayed) && fingerprint.SameKind(mark, e.fingerprint) &&
-		(replace&ReplacePayload > 0 || fingerprint.SamePayload(mark, e.fingerprint))
+	if j.Window == UntilStarted {
+		parts = 4
+	}
+	may := j.Replace&ReplacePayload > 0 || fingerprint.SamePayload(mark, e.fingerprint)
+	if may && (r.State == StateWaiting || r.State == StateDelayed) {
+		parts |= int16(j.Replace)
+	}
+	return parts
 }
 
-// replace changes the jobs that those at the given places may replace, of whose fences the fingerprints were read, and returns the
-// places of those that did. The keys of jobs that run become free, where those that want them say so.
-func (s *settling) replace(ctx context.Context, db DB, places []int, read map[int][]byte) (done []int, err error) {
+// replace changes the jobs that those at the given places may change, of whose fences the fingerprints were
+// read. It answers for those that did, and for those whose job waits for the caller's commit. The other jobs
+// have left their keys, or were started in between.
+func (s *settling) replace(ctx context.Context, db DB, places []int, read map[int][]byte) (answered []int, err error) {
 	n := len(places)
-	if n == 0 {
-		return nil, nil
-	}
 	if s.tried == nil {
 		s.tried = make(map[int]Result)
 	}
@@ -72,29 +75,31 @@ func (s *settling) replace(ctx context.Context, db DB, places []int, read map[in
 	parts, ats, delays := make([]int16, n), make([]int64, n), make([]int64, n)
 	for k, i := range places {
 		e := &s.all[i]
+		parts[k] = s.parts(i, s.results[i], read[i])
 		s.tried[i] = s.results[i]
 		ids[k], byID[s.results[i].ID] = s.results[i].ID, i
 		scopes[k], keys[k], metadata[k], paths[k] = e.header.scope, e.key, e.header.metadata, e.lane
 		payloads[k], bytes[k], marks[k], were[k] = e.json, e.bytes, e.fingerprint, read[i]
-		parts[k], delays[k] = int16(s.jobs[i].Replace), e.header.delay.Microseconds()
-		if s.results[i].State == StateRunning {
-			parts[k] = 4 // what runs leaves its key, and is not changed
-		}
-		if !e.header.at.IsZero() {
-			ats[k] = e.header.at.UnixMicro()
-		}
+		ats[k], delays[k] = e.header.due(), e.header.delay.Microseconds()
 	}
 	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays, paths, were}
+	var changed, kept []int64
 	var delayed []bool
-	err = s.q.store.SendBare(ctx, db, stmt.ReplaceJobs, args, pg.Row(&ids, &delayed))
+	err = s.q.store.SendBare(ctx, db, stmt.ReplaceJobs, args, pg.Row(&changed, &delayed, &kept))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: replacing a job: %w", err)
 	}
-	for k, id := range ids {
-		i := byID[id]
-		s.results[i] = accepted(id, delayed[k])
-		s.results[i].Duplicate, s.results[i].Replaced = true, true
-		done = append(done, i)
+	for k, id := range changed {
+		r := accepted(id, delayed[k])
+		r.Duplicate, r.Replaced = true, true
+		s.answer(byID[id], r, s.all[byID[id]].fingerprint)
+		answered = append(answered, byID[id])
 	}
-	return done, nil
+	for _, id := range kept {
+		if i := byID[id]; !s.results[i].Replaced {
+			s.answer(i, s.tried[i], read[i])
+			answered = append(answered, i)
+		}
+	}
+	return answered, nil
 }

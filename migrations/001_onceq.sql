@@ -1579,14 +1579,12 @@ begin
 end
 $hurry$;
 
--- Changes jobs that nobody has started, whose keys have been enqueued again (replace.go), and returns those that it has changed. parts has a bit for the payload,
--- with what belongs to it, and one for the time. The payload in the fence (marks) must still be the one that was read, unless it is replaced.
--- What waits for its lane may become live meanwhile, so job_waits comes first. What waits must have the same lane and limit (paths); one that has its
--- place in the lane and waits for its limit keeps its time, and so does a live one that has such lines. Whose time is another one has to be
--- looked at then, and perhaps now. The weight of one that waits changes with its payload. Where parts has the third bit, a job that ran a moment ago leaves its key,
--- which is free then: the job's end finds that its fence is another job's, and leaves it alone.
+-- What a key's job does when its key is enqueued again (replace.go). parts says so: bit 1 changes the payload and what belongs to it, bit 2 the time, of a job that nobody
+-- has started. Without bit 1 its payload must still be the one that was read (marks). With bit 4 a job that nobody has (kept) starts after the caller's commit, and one that
+-- somebody has leaves its key, which is free then: its end finds that the fence is another job's, and leaves it alone. job_waits comes first: what waits there may become live
+-- meanwhile. A job in a line must have the same lane and limit (paths). One that they have let go on, in part or live, keeps its time.
 create function {{.schema}}.replace_jobs(ids bigint[], scopes text[], keys text[], payloads text[], bytes bytea[], metas text[], fingerprints bytea[],
-                                         parts smallint[], ats bigint[], delays bigint[], paths text[], marks bytea[], out replaced bigint[], out delayed boolean[])
+                                         parts smallint[], ats bigint[], delays bigint[], paths text[], marks bytea[], out replaced bigint[], out delayed boolean[], out kept bigint[])
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $replace_jobs$
 #variable_conflict use_column
 declare
@@ -1596,18 +1594,10 @@ declare
   lines text[];   -- where those wait
   lives bigint[];
   dues  timestamptz[]; -- null: the time stays
+  leave bigint[]; -- those that leave their keys
+  asked bigint[]; -- the jobs of which they may ask that
   calls record;
 begin
-  select array_agg(u.n) into ns
-    from (select * from unnest(ids, scopes, keys, parts) with ordinality as u(id, scope, key, part, n) where u.part & 4::smallint > 0 order by scope, key) u
-   cross join lateral (
-         select from {{.schema}}.job_fences f
-          where f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id and f.state = 0
-            for update of f) f;
-  update {{.schema}}.job_fences f set state = 5, lifetime = 0, finished_at = now
-    from unnest(ids, scopes, keys) with ordinality as u(id, scope, key, n)
-   where u.n = any (ns) and f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id;
-
   select array_agg(u.n), array_agg(w.lane) into waits, lines
     from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.path <> '' and u.part & 3::smallint > 0 order by u.id) u
    cross join lateral (
@@ -1624,13 +1614,21 @@ begin
             and case when u.path = '' then lane is null else (string_to_array(lane, chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and u.part & 1::smallint > 0 end
             and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= j.created_at offset 0)
             for update of j) j;
-  select array_agg(u.n) into ns
-    from (select * from unnest(ids, scopes, keys, parts, marks) with ordinality as u(id, scope, key, part, mark, n) where u.n = any (waits || lives) order by scope, key) u
+  asked := array(select u.id from unnest(ids, parts) as u(id, part) where u.part & 4::smallint > 0 order by u.id);
+  select array_agg(w.id) into kept
+    from unnest(asked) as u(id) cross join lateral (select id from {{.schema}}.job_waits where id = u.id for share) w;
+  select kept || array_agg(j.id) into kept
+    from unnest(asked) as u(id) cross join lateral (select id from {{.schema}}.jobs where id = u.id and id <> all (coalesce(kept, '{}')) and leased_until is null for share) j;
+  select array_agg(u.n) filter (where u.change), array_agg(u.n) filter (where not u.change) into ns, leave
+    from (select *, n = any (coalesce(waits || lives, '{}')) as change
+            from unnest(ids, scopes, keys, parts, marks) with ordinality as u(id, scope, key, part, mark, n) order by scope, key) u
    cross join lateral (
          select from {{.schema}}.job_fences f
-          where f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id
-            and (u.part & 1::smallint > 0 or f.fingerprint is not distinct from u.mark)
+          where f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id and f.state = 0
+            and case when u.change then u.part & 1::smallint > 0 or f.fingerprint is not distinct from u.mark else u.part & 4::smallint > 0 and u.id <> all (coalesce(kept, '{}')) end
             for update) f;
+  update {{.schema}}.job_fences f set state = 5, lifetime = 0, finished_at = now from unnest(ids, scopes, keys) with ordinality as u(id, scope, key, n)
+   where u.n = any (leave) and f.key = any (array[u.key]) and f.scope = u.scope and f.class + 0 = 0 and f.job_id = u.id;
   if ns is null then
     return;
   end if;
@@ -3346,7 +3344,8 @@ declare
   known boolean; -- what has the key; an unknown version of its fingerprint, or a payload that is not compared, counts as equal
   other text;    -- the kind of the job that has the key
   words text;
-  tried boolean := false;
+  part  smallint; -- what replace_jobs is asked for,
+  tried bigint;   -- and for which job
 begin
   for try in 1 .. 10 loop
     if j.after is null then
@@ -3384,16 +3383,17 @@ begin
                   when known and get_byte(fence.fingerprint, 1) > 0 and get_byte(j.fingerprint, 1) > 0
                        and substring(fence.fingerprint from 3 for get_byte(fence.fingerprint, 1)) <> substring(j.fingerprint from 3 for get_byte(j.fingerprint, 1))
                   then 'with another payload' end;
-    if not tried and (state in ('waiting', 'delayed') and j.replacing & 3::smallint > 0 and (words is null or j.replacing & 1::smallint > 0 and words = 'with another payload')
-                      or state = 'running' and j.replacing & 4::smallint > 0 and coalesce(words, 'with another payload') = 'with another payload') then
+    part := j.replacing & case when fence.state <> 0 or words <> 'with another payload' then 0
+                               when state in ('waiting', 'delayed') and (words is null or j.replacing & 1::smallint > 0) then 7 else 4 end::smallint;
+    if id is distinct from tried and part > 0 then
       e := {{.schema}}.replace_jobs(array[id], array[j.scope], array[key], array[coalesce(payload::text, '')], array[bytes], array[coalesce(j.metadata, '')], array[j.fingerprint],
-                                    array[j.replacing & case when state = 'running' then 4 else 3 end::smallint], array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[coalesce(j.path, j.line, '')], array[fence.fingerprint]);
+                                    array[part], array[coalesce(j.at, 0)], array[coalesce(j.delay, 0)], array[coalesce(j.path, j.line, '')], array[fence.fingerprint]);
       if e.replaced is not null then
         state := case when e.delayed[1] then 'delayed' else 'waiting' end;
         return;
       end if;
-      tried := true; -- it runs, or was started in between
-      continue;
+      tried := id;
+      continue when e.kept is null; -- it has left its key, or ends just now
     end if;
     if words is not null then
       select 'Members that differ: ' || string_agg(d.name, ', ' order by d.name) into other
@@ -3605,29 +3605,8 @@ drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);
 drop function {{.schema}}.lease_lost(bigint);
-drop table {{.schema}}.actions;
-drop table {{.schema}}.schedule_ticks;
-drop table {{.schema}}.schedules;
-drop table {{.schema}}.turns;
-drop table {{.schema}}.wakes;
-drop table {{.schema}}.waiter_queues;
-drop table {{.schema}}.waiters;
-drop table {{.schema}}.workers;
-drop table {{.schema}}.job_counts;
-drop table {{.schema}}.pauses;
-drop table {{.schema}}.queues;
-drop table {{.schema}}.job_awaits;
-drop table {{.schema}}.job_cancels;
-drop table {{.schema}}.job_history;
-drop table {{.schema}}.job_fences;
-drop table {{.schema}}.lane_locks;
-drop table {{.schema}}.limit_rates;
-drop table {{.schema}}.lane_limits;
-drop table {{.schema}}.lane_calls;
-drop table {{.schema}}.lane_stops;
-drop table {{.schema}}.lane_places;
-drop table {{.schema}}.job_members;
-drop table {{.schema}}.job_waits;
-drop table {{.schema}}.jobs;
+drop table {{.schema}}.actions, {{.schema}}.schedule_ticks, {{.schema}}.schedules, {{.schema}}.turns, {{.schema}}.wakes, {{.schema}}.waiter_queues, {{.schema}}.waiters, {{.schema}}.workers,
+           {{.schema}}.job_counts, {{.schema}}.pauses, {{.schema}}.queues, {{.schema}}.job_awaits, {{.schema}}.job_cancels, {{.schema}}.job_history, {{.schema}}.job_fences, {{.schema}}.lane_locks,
+           {{.schema}}.limit_rates, {{.schema}}.lane_limits, {{.schema}}.lane_calls, {{.schema}}.lane_stops, {{.schema}}.lane_places, {{.schema}}.job_members, {{.schema}}.job_waits, {{.schema}}.jobs;
 drop sequence {{.schema}}.ids;
 drop table {{.schema}}.meta;

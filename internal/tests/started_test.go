@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -182,6 +185,149 @@ func TestUntilStarted_Replace(t *testing.T) {
 			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
 		})
 	}
+}
+
+// A job that nobody has is not started before the transaction that asks for its key again ends, whether it waits, has failed once, or
+// waits in a lane. So its handler sees what that transaction has written.
+func TestUntilStarted_SeesWhatCommitsLater(t *testing.T) {
+	t.Parallel()
+	for name := range waysToEnqueue(nil) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			enqueue := waysToEnqueue(q)[name]
+			job := onceq.Job{Kind: "index", Key: "42", Payload: 1, Window: onceq.UntilStarted}
+			first := add(t, db, job)
+			claim := func() []*onceq.Lease {
+				t.Helper()
+				var found []*onceq.Lease
+				for range 3 { // what comes beside is completed
+					leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+					require.NoError(t, err)
+					for _, l := range leases {
+						if l.Kind == "index" {
+							found = append(found, l)
+						} else {
+							require.NoError(t, l.Complete(ctx, db.Pool))
+						}
+					}
+				}
+				return found
+			}
+			for range 2 { // first it waits, then it has failed
+				tx := begin(t, db)
+				r, err := enqueue(ctx, tx, job)
+				require.NoError(t, err)
+				require.Equal(t, first, r.ID)
+				require.True(t, r.Duplicate)
+				require.Empty(t, claim())
+				commit(t, tx)
+				running := claim()
+				require.Len(t, running, 1)
+				require.NoError(t, running[0].Fail(ctx, fmt.Errorf("fails")))
+				sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, first)
+			}
+
+			// Two ask while it runs. The second one waits for the first one's commit, and the new job for the second one's.
+			running := claim()
+			require.Len(t, running, 1)
+			one, two := begin(t, db), begin(t, db)
+			made, err := enqueue(ctx, one, job)
+			require.NoError(t, err)
+			require.False(t, made.Duplicate)
+			met := make(chan onceq.Result, 1)
+			go func() {
+				r, err := enqueue(ctx, two, job)
+				if err != nil {
+					t.Error(err)
+				}
+				met <- r
+			}()
+			until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+			commit(t, one)
+			require.Equal(t, made.ID, (<-met).ID)
+			require.NoError(t, running[0].Complete(ctx, db.Pool))
+			require.Empty(t, claim())
+			commit(t, two)
+			running = claim()
+			require.Len(t, running, 1)
+			require.Equal(t, made.ID, running[0].ID)
+			require.NoError(t, running[0].Complete(ctx, db.Pool))
+			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+		})
+	}
+}
+
+// Customers change while workers index them, in transactions that ask for the key. In the end each has been indexed as he is.
+func TestUntilStarted_NoChangeIsMissed(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `
+		create table public.customers (id int primary key, version int not null default 0, indexed int not null default 0);
+		insert into public.customers (id) select generate_series(1, 3); grant all on public.customers to public`))
+	index := onceq.Kind[int]{Name: "index", Key: func(id int) string { return fmt.Sprint(id) }, Window: onceq.UntilStarted}
+	w := start(t, db, onceq.WorkerConfig{}, index.Handle(func(ctx context.Context, _ *onceq.Lease, id int) error {
+		var version int
+		if err := db.Pool.QueryRow(ctx, `select version from public.customers where id = $1`, id).Scan(&version); err != nil {
+			return err
+		}
+		_, err := db.Pool.Exec(ctx, `update public.customers set indexed = greatest(indexed, $2) where id = $1`, id, version)
+		return err
+	}))
+	var changing sync.WaitGroup
+	for n := range 6 {
+		changing.Go(func() {
+			for k := range conformance.Sized(40, 400) {
+				id := 1 + (n+k)%3
+				err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+					if _, err := db.Queue.Enqueue(ctx, tx, index.Job(id)); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, `update public.customers set version = version + 1 where id = $1`, id)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	changing.Wait()
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, 3, sqlOne[int](t, db, `select count(*) from public.customers where indexed = version`))
+	require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
+}
+
+// The same for a job that waits in a lane: a promoter does not let it in before that.
+func TestUntilStarted_SeesWhatCommitsLaterInALane(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	job := onceq.Job{Kind: "index", Key: "42", Payload: 1, Window: onceq.UntilStarted, Lane: "a"}
+	add(t, db, onceq.Job{Kind: "index", Lane: "a"})
+	waits := add(t, db, job)
+	ahead, err := q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, ahead, 1)
+	tx := begin(t, db)
+	r, err := q.Enqueue(ctx, tx, job)
+	require.NoError(t, err)
+	require.Equal(t, waits, r.ID)
+	require.NoError(t, ahead[0].Complete(ctx, db.Pool))
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Empty(t, leases)
+	commit(t, tx)
+	eventually(t, "the lane goes on", func() bool {
+		leases, err = q.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+		return len(leases) == 1
+	})
+	require.Equal(t, waits, leases[0].ID)
+	require.NoError(t, leases[0].Complete(ctx, db.Pool))
 }
 
 // A handler may enqueue its own job's key in its transaction: the next run of what goes on for ever.

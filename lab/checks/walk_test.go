@@ -140,9 +140,9 @@ func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted b
 	return want, refusal, false
 }
 
-// leaves says that a key belongs to a job that runs, and that j may take it then.
+// leaves says that a key belongs to a job that somebody has, or had when its lease ran out, and that j may take it then.
 func (w *walk) leaves(f *walkFence, j onceq.Job) bool {
-	return j.Window == onceq.UntilStarted && f.state == onceq.StateWaiting && f.kind == j.Kind && w.jobs[f.job].seen(w.now) == onceq.StateRunning
+	return j.Window == onceq.UntilStarted && f.state == onceq.StateWaiting && f.kind == j.Kind && w.jobs[f.job].leased
 }
 
 func (w *walk) accept(j onceq.Job, id int64) {

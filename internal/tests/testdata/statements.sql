@@ -1388,7 +1388,7 @@ cancels as (
 select (select count(*) from gone), (select count(*) from workers), (select count(*) from counts), (select count(*) from cancels);
 
 -- replace.go: ReplaceJobs
-select c.replaced, c.delayed
+select c.replaced, c.delayed, c.kept
   from onceq.replace_jobs($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[], $11::text[], $12::bytea[]) c;
 
 -- rescan.go: AddQueues
