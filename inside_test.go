@@ -740,7 +740,7 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 	for _, name := range []string{"claim", "complete"} {
 		want := own(named(hotStatements[name]))[0]
 		if name == "complete" {
-			want[1] += `, pg_catalog.set_config('lock_timeout', '1000ms', true)` // see outbox.go
+			want[1] += `, pg_catalog.set_config('lock_timeout', '500ms', true)` // see outbox.go
 		}
 		require.True(t, slices.ContainsFunc(sent, func(one []string) bool {
 			one = slices.DeleteFunc(slices.Clone(one), func(s string) bool { return strings.HasPrefix(s, "select what, name from ") }) // once a second
