@@ -187,20 +187,20 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 func plansOfFunctions(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	for call, steps := range map[string]int{ // how many plans it has at least
-		`select onceq.finish('{-2,-1}', '{1,1}', '{7,7}', '{6,5}', '{"",""}', '{"no",""}', '{1,0}', '{-1,0}', true)`:                                                       8,
-		`select from onceq.finish_next(-1, 1, 7, '', true, 1000, 8, 'default', '{k}')`:                                                                                     8,
-		`select from onceq.give_back('{-3,-2}', '{1,1}', '{7,7}', '{"no",""}', '{1,0}', '{false,true}', '{0,1000000}', '{1,1}', true, '{null,"e"}', '{null,"e"}')`:         8,
-		`select from onceq.cancel('{-4,-11}', 1000, false, 0)`:                                                                                                             8,
-		`select onceq.promote('-infinity', 200, 5, 1000, 1000, 8, 'default', '{k}')`:                                                                                       8,
-		`select onceq.redrive('{-7,-6,-5}', '{6}', 1000, '{}')`:                                                                                                            10,
-		`select onceq.discard('{-7,-6,-5}', '{6}')`:                                                                                                                        5,
-		`select onceq.hurry('{-11,-4}')`:                                                                                                                                   3,
+		`select onceq.finish('{-2,-1}', '{1,1}', '{7,7}', '{6,5}', '{"",""}', '{"no",""}', '{1,0}', '{-1,0}', true)`:                                               8,
+		`select from onceq.finish_next(-1, 1, 7, '', true, 1000, 8, 'default', '{k}')`:                                                                             8,
+		`select from onceq.give_back('{-3,-2}', '{1,1}', '{7,7}', '{"no",""}', '{1,0}', '{false,true}', '{0,1000000}', '{1,1}', true, '{null,"e"}', '{null,"e"}')`: 8,
+		`select from onceq.cancel('{-4,-11}', 1000, false, 0)`:                                                                                                     8,
+		`select onceq.promote('-infinity', 200, 5, 1000, 1000, 8, 'default', '{k}')`:                                                                               8,
+		`select onceq.redrive('{-7,-6,-5}', '{6}', 1000, '{}')`:                                                                                                    10,
+		`select onceq.discard('{-7,-6,-5}', '{6}')`:                                                                                                                5,
+		`select onceq.hurry('{-11,-4}')`:                                                                                                                           3,
 		`select onceq.replace_jobs('{-19,-8,-1}', '{s,s,s}', '{of 19,of 8,of 1}', '{1,1,1}', '{null,null,null}', '{"","",""}', '{a,a,a}', '{3,7,4}', '{0,0,0}', '{0,0,0}', '{k/2,"",k/1}', '{null,null,null}')`: 9,
-		`select onceq.sweep_members()`:                                                                                                                                     6,
-		`select onceq.insert_members('{-100,-100,-100,-100}', '{-3,-4,-5,-12}', '{false,false,true,false}', '{0,0,0,0}', '{null,null,null,null}')`:                         5,
-		`select onceq.take_slots('/1', '{-2,-1}', '{1,1}', '{7,7}')`:                                                                                                       3,
-		`select onceq.emit('e', 'e', '1', 1000, 5, true)`:                                                                                                                  4,
-		`select onceq.begin_await(-1, 'f', 'f', 0, 1, 7, 1000)`:                                                                                                            3,
+		`select onceq.sweep_members()`: 6,
+		`select onceq.insert_members('{-100,-100,-100,-100}', '{-3,-4,-5,-12}', '{false,false,true,false}', '{0,0,0,0}', '{null,null,null,null}')`: 5,
+		`select onceq.take_slots('/1', '{-2,-1}', '{1,1}', '{7,7}')`:                                                                               3,
+		`select onceq.emit('e', 'e', '1', 1000, 5, true)`:                                                                                          4,
+		`select onceq.begin_await(-1, 'f', 'f', 0, 1, 7, 1000)`:                                                                                    3,
 	} {
 		plans := nestedPlans(t, db, call, nil,
 			`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, lane, lane_rule, claims, holder, leased_until)
@@ -802,7 +802,7 @@ func TestEnqueue_WakesWhoCameWhileItWaitedForAKey(t *testing.T) {
 		_, err := q.Enqueue(ctx, db.Pool, job)
 		done <- err
 	}()
-	becomes(t, db.Pool, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	conformance.Becomes(t, db.Pool, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
 	_, err = db.Pool.Exec(ctx, named(`insert into onceq.waiter_queues (queue, serves) values ('default', 2)`))
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(ctx, named(`insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 2, 1, 10, now() + interval '1 hour')`))
@@ -2022,7 +2022,7 @@ func TestSession_ABeatWithoutAnAnswerHoldsUpNothing(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
 	owner := conformance.Owner(t, db)
-	becomes(t, owner, named(`select exists (select from onceq.waiters where idle_until > statement_timestamp())`))
+	conformance.Becomes(t, owner, named(`select exists (select from onceq.waiters where idle_until > statement_timestamp())`))
 	lock, err := owner.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = lock.Rollback(context.Background()) }()
@@ -2034,10 +2034,10 @@ func TestSession_ABeatWithoutAnAnswerHoldsUpNothing(t *testing.T) {
 		close(extended)
 	}()
 	const waits = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
-	becomes(t, owner, `select `+waits)
+	conformance.Becomes(t, owner, `select `+waits)
 	var round int64
 	require.NoError(t, owner.QueryRow(t.Context(), named(`select round from onceq.waiters`)).Scan(&round))
-	becomes(t, owner, named(fmt.Sprintf(`select round > %d from onceq.waiters`, round)))
+	conformance.Becomes(t, owner, named(fmt.Sprintf(`select round > %d from onceq.waiters`, round)))
 	var still bool
 	require.NoError(t, owner.QueryRow(t.Context(), `select `+waits).Scan(&still))
 	require.True(t, still, "the announcement came before the beat has ended")

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -33,7 +32,7 @@ func backlogged(t *testing.T) (db *queuetest.DB, stranger pgx.Tx, ran chan strin
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	becomes(t, db.Pool, `select exists (select from `+pgx.Identifier{db.Schema, "waiters"}.Sanitize()+`)`)
+	conformance.Becomes(t, db.Pool, `select exists (select from `+pgx.Identifier{db.Schema, "waiters"}.Sanitize()+`)`)
 
 	stranger, err = db.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -49,36 +48,26 @@ func backlogged(t *testing.T) (db *queuetest.DB, stranger pgx.Tx, ran chan strin
 	return db, stranger, ran
 }
 
-// becomes waits until a statement returns true.
-func becomes(t *testing.T, pool *pgxpool.Pool, statement string) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		var is bool
-		require.NoError(t, pool.QueryRow(t.Context(), statement).Scan(&is))
-		return is
-	}, 5*time.Minute, time.Millisecond, statement)
-}
-
 // A worker whose claim of a backlog waits for its turn works its other queues meanwhile.
 func TestTurn_OfOneQueueDoesNotStopTheOthers(t *testing.T) {
 	t.Parallel()
 	db, stranger, ran := backlogged(t)
 	const waits = `select exists (select from pg_locks where locktype = 'advisory' and not granted
 		and database = (select oid from pg_database where datname = current_database()))`
-	becomes(t, db.Pool, waits)
+	conformance.Becomes(t, db.Pool, waits)
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: "other", Payload: 1})
 	require.NoError(t, err)
 	for <-ran != "other" {
 	}
 	require.NoError(t, stranger.Commit(t.Context()))
-	becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
+	conformance.Becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
 }
 
 // Whoever has the turn may be a process that stands still: the others go on without one.
 func TestTurn_ThatNeverEndsStopsNobody(t *testing.T) {
 	t.Parallel()
 	db, _, _ := backlogged(t)
-	becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
+	conformance.Becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
 }
 
 // crowded starts a worker that always waits for its turn in the default queue, which has a backlog: a stranger has the turn for 0.7

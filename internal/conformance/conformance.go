@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -91,6 +92,16 @@ func Few(t testing.TB, n uint32) {
 	if testing.Short() && h.Sum32()%n > 0 {
 		t.Skip("make check runs it: one of many cases")
 	}
+}
+
+// Becomes waits until a statement returns true.
+func Becomes(t *testing.T, pool *pgxpool.Pool, statement string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var is bool
+		require.NoError(t, pool.QueryRow(t.Context(), statement).Scan(&is))
+		return is
+	}, 5*time.Minute, time.Millisecond, statement)
 }
 
 // Sized is how much of something a test has: short of it in make test.

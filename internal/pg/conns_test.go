@@ -28,16 +28,6 @@ func spareOf(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
 	return own.Spare()
 }
 
-// becomes waits until a statement returns true.
-func becomes(t *testing.T, pool *pgxpool.Pool, statement string) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		var is bool
-		require.NoError(t, pool.QueryRow(t.Context(), statement).Scan(&is))
-		return is
-	}, 5*time.Minute, time.Millisecond, statement)
-}
-
 // Each run of queuetest begins with connections that live. One that somebody had at that moment was left out,
 // and the run met it.
 func TestKeep_ClosesADeadConnectionThatSomebodyHas(t *testing.T) {
@@ -114,7 +104,7 @@ func TestConnections_ASilentOneMakesRoom(t *testing.T) {
 	}()
 	owner := conformance.Owner(t, db)
 	const sleeps = `exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')`
-	becomes(t, owner, `select `+sleeps)
+	conformance.Becomes(t, owner, `select `+sleeps)
 	gone.Swap(new(atomic.Bool)).Store(true)
 	cancel()
 	require.ErrorIs(t, <-failed, context.Canceled)
@@ -122,7 +112,7 @@ func TestConnections_ASilentOneMakesRoom(t *testing.T) {
 	defer cancel()
 	_, err = spare.Exec(soon, `select 1`)
 	require.NoError(t, err)
-	becomes(t, owner, `select not `+sleeps)
+	conformance.Becomes(t, owner, `select not `+sleeps)
 }
 
 // A claim or a beat gets whichever of the worker's own connections is free first. One waited for the

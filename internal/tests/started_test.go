@@ -51,6 +51,24 @@ func waysToEnqueue(q *onceq.Queue) map[string]asks {
 	}
 }
 
+// indexJobs claims all jobs that are due, returns those of the kind index, and completes the others.
+func indexJobs(t *testing.T, db *queuetest.DB) (found []*onceq.Lease) {
+	t.Helper()
+	for leases := []*onceq.Lease{nil}; len(leases) > 0; {
+		var err error
+		leases, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
+		require.NoError(t, err)
+		for _, l := range leases {
+			if l.Kind == "index" {
+				found = append(found, l)
+			} else {
+				require.NoError(t, l.Complete(t.Context(), db.Pool))
+			}
+		}
+	}
+	return found
+}
+
 // A job that runs has its key until the next one asks for it: with the same payload or with another, and never with that of
 // another kind. One that waits for its next attempt has its key. The first job's end leaves the second one's key alone.
 func TestUntilStarted(t *testing.T) {
@@ -72,18 +90,10 @@ func TestUntilStarted(t *testing.T) {
 			}
 			claim := func(id int64) *onceq.Lease {
 				t.Helper()
-				for range 100 {
-					leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
-					require.NoError(t, err)
-					for _, l := range leases {
-						if l.ID == id {
-							return l
-						}
-						require.NoError(t, l.Complete(ctx, db.Pool))
-					}
-				}
-				t.Fatalf("job %d was not claimed", id)
-				return nil
+				all := indexJobs(t, db)
+				require.Len(t, all, 1)
+				require.Equal(t, id, all[0].ID)
+				return all[0]
 			}
 			first := ask(index(1))
 			require.False(t, first.Duplicate)
@@ -146,17 +156,6 @@ func TestUntilStarted_Replace(t *testing.T) {
 				require.NoError(t, err)
 				return r.ID, r.Duplicate
 			}
-			claim := func() (leases []*onceq.Lease) {
-				t.Helper()
-				all, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
-				require.NoError(t, err)
-				for _, l := range all {
-					if l.Kind == "index" {
-						leases = append(leases, l)
-					}
-				}
-				return leases
-			}
 			first, _ := ask(db.Pool, 1)
 			tx, err := db.Pool.Begin(ctx)
 			require.NoError(t, err)
@@ -166,11 +165,11 @@ func TestUntilStarted_Replace(t *testing.T) {
 				require.True(t, duplicate)
 				require.Equal(t, first, id)
 			}
-			require.Empty(t, claim())
+			require.Empty(t, indexJobs(t, db))
 			require.NoError(t, tx.Commit(ctx))
 			require.NoError(t, queuetest.Invariants(ctx, db.Pool, "onceq"))
 
-			running := claim()
+			running := indexJobs(t, db)
 			require.Len(t, running, 1)
 			require.JSONEq(t, "4", string(running[0].Payload))
 			second, duplicate := ask(db.Pool, 5)
@@ -199,38 +198,22 @@ func TestUntilStarted_SeesWhatCommitsLater(t *testing.T) {
 			enqueue := waysToEnqueue(q)[name]
 			job := onceq.Job{Kind: "index", Key: "42", Payload: 1, Window: onceq.UntilStarted}
 			first := add(t, db, job)
-			claim := func() []*onceq.Lease {
-				t.Helper()
-				var found []*onceq.Lease
-				for range 3 { // what comes beside is completed
-					leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
-					require.NoError(t, err)
-					for _, l := range leases {
-						if l.Kind == "index" {
-							found = append(found, l)
-						} else {
-							require.NoError(t, l.Complete(ctx, db.Pool))
-						}
-					}
-				}
-				return found
-			}
 			for range 2 { // first it waits, then it has failed
 				tx := begin(t, db)
 				r, err := enqueue(ctx, tx, job)
 				require.NoError(t, err)
 				require.Equal(t, first, r.ID)
 				require.True(t, r.Duplicate)
-				require.Empty(t, claim())
+				require.Empty(t, indexJobs(t, db))
 				commit(t, tx)
-				running := claim()
+				running := indexJobs(t, db)
 				require.Len(t, running, 1)
 				require.NoError(t, running[0].Fail(ctx, fmt.Errorf("fails")))
 				sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, first)
 			}
 
 			// Two ask while it runs. The second one waits for the first one's commit, and the new job for the second one's.
-			running := claim()
+			running := indexJobs(t, db)
 			require.Len(t, running, 1)
 			one, two := begin(t, db), begin(t, db)
 			made, err := enqueue(ctx, one, job)
@@ -248,9 +231,9 @@ func TestUntilStarted_SeesWhatCommitsLater(t *testing.T) {
 			commit(t, one)
 			require.Equal(t, made.ID, (<-met).ID)
 			require.NoError(t, running[0].Complete(ctx, db.Pool))
-			require.Empty(t, claim())
+			require.Empty(t, indexJobs(t, db))
 			commit(t, two)
-			running = claim()
+			running = indexJobs(t, db)
 			require.Len(t, running, 1)
 			require.Equal(t, made.ID, running[0].ID)
 			require.NoError(t, running[0].Complete(ctx, db.Pool))
