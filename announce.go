@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -45,7 +46,7 @@ type announcement struct {
 func (c *claimer) found(n int, now time.Time) {
 	a := &c.announcement
 	a.count += n
-	if now.Sub(a.since) < briefly {
+	if now.Sub(a.since) < rhythm.Briefly {
 		return
 	}
 	was, enough := a.lively, livelyFrom
@@ -72,10 +73,10 @@ func (c *claimer) settle(f *feed, now time.Time) {
 		return
 	}
 	if a.many && !a.wanted && f.more.IsZero() {
-		a.notYet = now.Add(moment)
+		a.notYet = now.Add(rhythm.Moment)
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
-		f.again = now.Add(moment / 2)
+		f.again = now.Add(rhythm.Moment / 2)
 		c.activate(f)
 	}
 }
@@ -165,9 +166,9 @@ func (c *claimer) newRow(now time.Time) (r newRow) {
 			r.looking = append(r.looking, f.queue)
 		}
 		switch {
-		case f.cursor.full && !f.paused:
+		case f.cursor.Full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < moment && !c.announcement.backed || now.Before(f.more):
+		case f.paused || f.due || now.Sub(f.found) < rhythm.Moment && !c.announcement.backed || now.Before(f.more):
 			r.busy = append(r.busy, f.queue)
 		default:
 			r.waiting, r.heard = append(r.waiting, f), append(r.heard, f.heard)
@@ -190,7 +191,7 @@ func (c *claimer) newRow(now time.Time) (r newRow) {
 func (c *claimer) isBusy(f *feed, now time.Time) {
 	if !f.announced.IsZero() {
 		if c.unannounced(f); f.idle() {
-			f.again = now.Add(moment)
+			f.again = now.Add(rhythm.Moment)
 			c.activate(f)
 		}
 	}
@@ -275,7 +276,7 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	}
 	copy(a.took[1:], a.took[:])
 	a.took[0] = now.Sub(a.written)
-	a.rest = min(briefly, max(moment, aTwentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
+	a.rest = min(rhythm.Briefly, max(rhythm.Moment, rhythm.Twentieth*slices.Min(a.took[:]))) // a commit may have waited for the disk
 	if a.waits = len(feeds) > 0 && !a.dormant; era != a.era {
 		return
 	}
@@ -290,7 +291,7 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 // announcedOne is announced for a feed of which nothing was heard meanwhile.
 func (c *claimer) announcedOne(f *feed, now time.Time) {
 	a := &c.announcement
-	if f.announced = now; !f.cursor.brief { // otherwise a claim looks back soon
+	if f.announced = now; !f.cursor.Brief { // otherwise a claim looks back soon
 		f.again = time.Time{}
 	}
 	f.follows = !a.backed || a.came || !f.more.IsZero()
@@ -323,7 +324,7 @@ func (c *claimer) setWaits() {
 // producers may send one to the same worker, which may also have been left the jobs of a while (wake). If its handlers then suddenly
 // take long and it becomes full, nobody else knows of the rest.
 func (c *claimer) passOnIn(now time.Time) time.Duration {
-	wait := longestNap
+	wait := rhythm.LongestNap
 	if c.announcement.lively || !c.listener.Confirmed.Load() || c.q.store.Citus.Load() == pg.CitusYes {
 		return wait
 	}
@@ -357,7 +358,7 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 			case err == nil:
 				c.q.troubles.Works(c.id, watch.Announce, "")
 			case ctx.Err() == nil:
-				f.passOn = time.Now().Add(briefly)
+				f.passOn = time.Now().Add(rhythm.Briefly)
 				c.q.troubles.Fails(c.id, watch.Announce, "", err)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -84,7 +85,7 @@ func (b *beats) beat() {
 // extend extends the leases of tasks, and ends what is lost or cancelled. The executor calls it as well.
 func (b *beats) extend(tasks []*task) {
 	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
-	for chunk := range slices.Chunk(tasks, chunkRows) {
+	for chunk := range slices.Chunk(tasks, table.ChunkRows) {
 		leases, running := make([]*Lease, len(chunk)), make([]bool, len(chunk))
 		b.tasks.mu.Lock()
 		for i, t := range chunk {
@@ -147,7 +148,7 @@ func (b *beats) overdue(t *task, now time.Time) time.Duration {
 	}
 	t.late = true
 	b.tasks.anyLate.Store(true)
-	b.q.quarantine.leave(b.q, t.lease.Token) // others may start
+	b.q.quarantine.Leave(b.q.store, t.lease.Token) // others may start
 	return now.Sub(ended)
 }
 

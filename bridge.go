@@ -11,12 +11,13 @@ import (
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/watch"
 )
 
 func init() {
 	bridge.Root = forOps{}
-	bridge.Alone = func(queue any) { queue.(*Queue).quarantine = new(quarantineTurn) }
+	bridge.Alone = func(queue any) { queue.(*Queue).quarantine = new(quarantine.Turn) }
 }
 
 // forOps is what the package onceqops may use of what is not exported here: library.go there has the same

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
@@ -57,7 +58,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		return nil, err
 	}
 	for looked := false; ; {
-		c := claim{queue: opts.Queue, limit: opts.Limit, from: fromStart()}
+		c := claim{queue: opts.Queue, Asked: cursor.Asked{Limit: opts.Limit, From: cursor.FromStart()}}
 		if err := q.claim(ctx, q.store.Pool, opts.Lease, 0, []*claim{&c}, statement, c.args(kinds)...); err != nil {
 			return nil, err
 		}
@@ -161,28 +162,34 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 // claim says what one claim asks of one queue, what it got, and what that means for the next one.
 type claim struct {
 	queue string
-	limit int
-	free  int64      // handlers; jobs beyond that are claimed ahead
-	from  []position // one for each priority, in the order in which these are searched
-	alone bool       // the statement claims from no other queue
-	turn  *pg.Turn   // nil for none
-	along *pg.Along  // goes with the claim, if nothing else does; nil for none
+	cursor.Asked
+	free  int64     // handlers; jobs beyond that are claimed ahead
+	alone bool      // the statement claims from no other queue
+	turn  *pg.Turn  // nil for none
+	along *pg.Along // goes with the claim, if nothing else does; nil for none
 
-	leases    []*Lease
-	now       time.Time // the database's clock just before the claim
+	leases    leased
 	outOfTurn bool      // its turn did not come within turnPatience
-	cut       bool      // stopped before a job that needs a claim of its own: there may be more
 	began     time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
 }
 
+// leased are the jobs of a claim, in their order.
+type leased []*Lease
+
+func (l leased) Len() int { return len(l) }
+
+func (l leased) At(i int) cursor.Position {
+	return cursor.Position{Priority: int16(l[i].Priority), RunAt: l[i].RunAt, ID: l[i].ID} // #nosec G115 -- of a row
+}
+
 func (c *claim) args(kinds []string) []any {
-	priorities := make([]int16, len(c.from))
-	runAts := make([]time.Time, len(c.from))
-	ids := make([]int64, len(c.from))
-	for i, p := range c.from {
-		priorities[i], runAts[i], ids[i] = int16(p.priority), p.runAt, p.id
+	priorities := make([]int16, len(c.From))
+	runAts := make([]time.Time, len(c.From))
+	ids := make([]int64, len(c.From))
+	for i, p := range c.From {
+		priorities[i], runAts[i], ids[i] = p.Priority, p.RunAt, p.ID
 	}
-	return []any{c.queue, priorities, runAts, ids, kinds, c.limit}
+	return []any{c.queue, priorities, runAts, ids, kinds, c.Limit}
 }
 
 // stmt.ClaimJobs claims jobs that have lost no lease, of one queue or several.
@@ -199,9 +206,9 @@ func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run i
 	var ids [3][]int64
 	queues, limits, free := make([]string, len(asks)), make([]int64, len(asks)), make([]int64, len(asks))
 	for i, c := range asks {
-		queues[i], limits[i], free[i] = c.queue, int64(c.limit), c.free
-		for n, p := range c.from {
-			priorities[n], runAts[n], ids[n] = append(priorities[n], int16(p.priority)), append(runAts[n], p.runAt), append(ids[n], p.id)
+		queues[i], limits[i], free[i] = c.queue, int64(c.Limit), c.free
+		for n, p := range c.From {
+			priorities[n], runAts[n], ids[n] = append(priorities[n], p.Priority), append(runAts[n], p.RunAt), append(ids[n], p.ID)
 		}
 	}
 	args := []any{queues, limits, free}
@@ -221,9 +228,10 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	var leases []*Lease
 	var order []int64
 	var now time.Time
+	var cut bool // it stopped before a job that needs a claim of its own
 	limit := 0
 	for _, c := range asks {
-		limit += c.limit
+		limit += c.Limit
 	}
 	by := pg.Hot
 	by.Clock, by.Along = &now, cmp.Or(q.pauses.Along(), asks[0].along)
@@ -242,7 +250,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			block = append(block, Lease{hold: hold{q: q, db: later, holder: holder, term: lease}, handling: handling{began: began}})
 			l := &block[len(block)-1]
 			var n int64
-			if err := l.read(rows, now, &n, &asks[0].cut); err != nil {
+			if err := l.read(rows, now, &n, &cut); err != nil {
 				return err
 			}
 			l.Queue = asks[n>>32].queue
@@ -255,7 +263,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	}
 	distribute(asks, leases, order)
 	for _, c := range asks {
-		c.now, c.began = now, began
+		c.Now, c.began = now, began
 	}
 	if q.watched(EventClaimed.Level()) {
 		for _, l := range leases {

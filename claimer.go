@@ -12,9 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -80,7 +83,7 @@ func newClaimer(w *Worker, id int64, db pg.Quick, exec *executor) *claimer {
 		wake: make(chan struct{}, 1), heard: make(map[string]bool),
 	}
 	for name, cfg := range w.queues {
-		f := newFeed(w, newSlots(w, name, cfg, c.rouse))
+		f := newFeed(w, newSlots(w, name, cfg, c.Rouse))
 		c.feeds = append(c.feeds, f)
 		c.byName[name] = f
 	}
@@ -93,7 +96,7 @@ func (c *claimer) woken(queue string) {
 	c.mu.Lock()
 	c.heard[queue] = true
 	c.mu.Unlock()
-	c.rouse()
+	c.Rouse()
 }
 
 // live is for jobs of a queue that this process has let into their lanes, so that there is no need of a notification.
@@ -104,7 +107,7 @@ func (c *claimer) live(queue string) {
 		c.heard[queue] = false
 	}
 	c.mu.Unlock()
-	c.rouse()
+	c.Rouse()
 }
 
 // suspended is for a job in quarantine that was given back until its slot: it is claimed then. A rescan would find it too
@@ -114,12 +117,12 @@ func (c *claimer) suspended(l *Lease) {
 		c.mu.Lock()
 		c.came = append(c.came, l)
 		c.mu.Unlock()
-		c.rouse()
+		c.Rouse()
 	})
 }
 
-// rouse makes the claimer think again. Anybody may call it.
-func (c *claimer) rouse() {
+// Rouse makes the claimer think again. Anybody may call it.
+func (c *claimer) Rouse() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -199,7 +202,7 @@ func (c *claimer) hear(now time.Time) {
 		if f.busy {
 			return false // the answer comes first
 		}
-		f.quarantine.slotCame(l.ID, l.Lost)
+		f.quarantine.SlotCame(l.ID, l.Lost)
 		c.activate(f)
 		return true
 	})
@@ -215,7 +218,7 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 		f.heard++
 		c.unannounced(f)
 		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
-			f.passOn = now.Add(moment)
+			f.passOn = now.Add(rhythm.Moment)
 		}
 	}
 	c.isDue(f)
@@ -226,7 +229,7 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 // when to think again at the latest.
 func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	if !c.ahead {
-		return longestNap
+		return rhythm.LongestNap
 	}
 	if d := aheadLongest - now.Sub(c.gaveBack); d > 0 {
 		return d
@@ -239,11 +242,11 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 		}
 		c.ahead = true
 		longest := aheadLongest
-		if f.cursor.full && !f.last {
+		if f.cursor.Full && !f.last {
 			longest = aheadBacklog // they come after all that are due already
 		}
 		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
-			f.again = now.Add(moment) // until then they are written
+			f.again = now.Add(rhythm.Moment) // until then they are written
 			f.passOn = f.again
 			c.activate(f)
 		}
@@ -292,7 +295,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 	if d := c.notBefore.Sub(now); d > 0 {
 		return d
 	}
-	r := claimRound{now: now, wait: longestNap}
+	r := claimRound{now: now, wait: rhythm.LongestNap}
 	keep := c.active[:0]
 	var last []*feed // these have had their turn
 	for _, f := range c.active {
@@ -325,7 +328,7 @@ func (c *claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd
 		return staysActive
 	case due:
 		return c.claimNow(ctx, f, r, purpose, taken)
-	case f.again.IsZero() && len(f.quarantine.ids) == 0:
+	case f.again.IsZero() && len(f.quarantine.IDs) == 0:
 		f.active = false
 		return goesIdle
 	case !f.again.IsZero():
@@ -370,7 +373,7 @@ func (c *claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose 
 // claim claims from feeds, from their cursors on, jobs that have lost no lease.
 func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpose *bool) {
 	began := time.Now()
-	asks, how := make([]*claim, len(feeds)), make([]look, len(feeds))
+	asks, how := make([]*claim, len(feeds)), make([]cursor.Look, len(feeds))
 	for i, f := range feeds {
 		asks[i], how[i] = c.ask(f, wants[i].n, len(feeds), began) // #nosec G602 -- one want for each feed
 	}
@@ -385,7 +388,7 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 		ended := time.Now()
 		return func() {
 			for _, ask := range asks {
-				c.left += ask.limit - len(ask.leases)
+				c.left += ask.Limit - len(ask.leases)
 			}
 			if fresh != nil {
 				c.wentAlong(fresh, ended, err)
@@ -404,17 +407,17 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 }
 
 // ask says what a claim that begins now asks of a feed, one of several.
-func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
+func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, cursor.Look) {
 	s := f.slots
 	f.busy, f.due, f.last, f.again = true, false, false, time.Time{}
 	f.moves++
-	f.quarantine.othersTurn = false
-	from, how := f.cursor.begin(now)
+	f.quarantine.OthersTurn = false
+	from, how := f.cursor.Begin(now)
 	ask := &claim{
-		queue: f.queue, limit: min(n, max(1, chunkRows/several), c.left), from: from, alone: several == 1,
+		queue: f.queue, Asked: cursor.Asked{Limit: min(n, max(1, table.ChunkRows/several), c.left), From: from}, alone: several == 1,
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
 	}
-	c.left -= ask.limit
+	c.left -= ask.Limit
 	if others := now.Before(f.othersUntil); f.backlog && !now.Before(f.turnsFrom) && c.db.Own.HasTurns(others) && c.q.store.Citus.Load() != pg.CitusYes {
 		ask.turn = pg.NewTurn(c.q.store.Schema, f.queue, c.kinds)
 		ask.turn.Others = others
@@ -485,11 +488,11 @@ func (c *claimer) works(w *watch.Work, feeds []*feed) {
 }
 
 // took takes what a claim returned for a feed, and decides what comes next for it.
-func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
+func (c *claimer) took(f *feed, ask *claim, how cursor.Look, began, ended time.Time) {
 	f.busy, f.claimedAt = false, ended
-	f.cursor.claimed(ask, how, began, ended, f.tookTurn(ask, ended))
+	f.cursor.Claimed(ask.Asked, ask.leases, how, began, ended, f.tookTurn(ask, ended))
 	if f.anew {
-		f.cursor.restart()
+		f.cursor.Restart()
 		f.anew, f.due = false, true
 	}
 	c.looks.claimed = true
@@ -503,7 +506,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	c.unreserve(f)
 	f.sawEnd(ask, ended)
 	if found {
-		if often := ended.Sub(f.found) < 50*time.Millisecond; !f.announced.IsZero() && (often || f.cursor.full) {
+		if often := ended.Sub(f.found) < 50*time.Millisecond; !f.announced.IsZero() && (often || f.cursor.Full) {
 			c.announcement.wanted = true
 			c.unannounced(f)
 		}
@@ -518,7 +521,7 @@ func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 	switch t := ask.turn; {
 	case t != nil:
 		if t.Waited > turnAtOnce || t.Missed {
-			f.othersUntil = ended.Add(overlap)
+			f.othersUntil = ended.Add(cursor.Overlap)
 		}
 		if !t.Missed {
 			f.vain = 0
@@ -527,7 +530,7 @@ func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 		return t.Waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(2 * overlap)
+			f.turnsFrom = ended.Add(2 * cursor.Overlap)
 		}
 	}
 	return 0
@@ -535,14 +538,14 @@ func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
 
 // sawEnd takes whether a claim came to the end of the queue, or there is more than it was allowed to take.
 func (f *feed) sawEnd(ask *claim, ended time.Time) {
-	full := f.cursor.full
+	full := f.cursor.Full
 	if !full && !f.due && !ended.Before(f.more) {
 		f.passOn = time.Time{}
 	}
-	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
+	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.IDs) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && (ask.limit >= perStatement || ask.alone && f.slots.count*f.slots.width >= perStatement)
+	f.backlog = full && (ask.Limit >= perStatement || ask.alone && f.slots.count*f.slots.width >= perStatement)
 }
 
 // claimNext decides when a feed is claimed, or looked at, after a claim that found some jobs or none.
@@ -550,10 +553,10 @@ func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
 	a, looking := &c.announcement, ended.Before(f.more)
 	late := f.mayComeLate(found, a.lively || looking)
 	if late && a.backed && !found {
-		c.lookSoon(f, later(f.cursor.nextLook(), ended)) // a claim might take what others have been woken for
+		c.lookSoon(f, later(f.cursor.NextLook(), ended)) // a claim might take what others have been woken for
 	}
 	switch {
-	case f.cursor.full:
+	case f.cursor.Full:
 		c.isDue(f)
 	case f.due: // a notification came in between
 	case late && !a.backed && !looking:
@@ -563,8 +566,8 @@ func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
 		f.again = ended.Add(looksEvery)
 		c.activate(f)
 	case !f.announced.IsZero() && c.listens():
-		c.lookSoon(f, f.found.Add(moment)) // because of delayed jobs
-	case ended.Sub(f.found) < moment && !a.backed:
+		c.lookSoon(f, f.found.Add(rhythm.Moment)) // because of delayed jobs
+	case ended.Sub(f.found) < rhythm.Moment && !a.backed:
 		f.claimSoon(ended)
 		c.activate(f)
 	default:
@@ -575,18 +578,18 @@ func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
 // mayComeLate reports whether a job may have been committed late, behind a claim that went back only briefly:
 // what told of it may not tell again. Where the feed is looked at anyway, that matters only after a claim
 // that found nothing.
-func (f *feed) mayComeLate(found, looked bool) bool { return f.cursor.brief && !(found && looked) }
+func (f *feed) mayComeLate(found, looked bool) bool { return f.cursor.Brief && !(found && looked) }
 
 // claimBack has a feed claimed soon, and from farther back when that is due. Producers need not wait for that
 // to know of the feed.
 func (c *claimer) claimBack(f *feed, ended time.Time) {
 	f.claimSoon(ended)
-	if look := f.cursor.nextLook(); look.Before(f.again) {
+	if look := f.cursor.NextLook(); look.Before(f.again) {
 		f.again = later(look, ended)
 	}
 	c.activate(f)
 	a := &c.announcement
-	if f.announced.IsZero() && ended.Sub(f.found) >= moment && c.listener.Confirmed.Load() && !a.lively {
+	if f.announced.IsZero() && ended.Sub(f.found) >= rhythm.Moment && c.listener.Confirmed.Load() && !a.lively {
 		a.wanted = true
 	}
 }
@@ -595,10 +598,10 @@ func (c *claimer) claimBack(f *feed, ended time.Time) {
 func (f *feed) claimSoon(ended time.Time) {
 	f.pause = max(f.pause, soonAgain)
 	f.again = ended.Add(f.pause)
-	if quiet := f.found.Add(moment); ended.Before(quiet) && quiet.Before(f.again) {
+	if quiet := f.found.Add(rhythm.Moment); ended.Before(quiet) && quiet.Before(f.again) {
 		f.again = quiet
 	}
-	f.pause = min(2*f.pause, moment)
+	f.pause = min(2*f.pause, rhythm.Moment)
 }
 
 // idle reports whether nothing is to be done soon.
@@ -607,7 +610,7 @@ func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
 // startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
 func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
 	c.found(0, now)
-	wait, passOn := longestNap, c.passOnIn(now)
+	wait, passOn := rhythm.LongestNap, c.passOnIn(now)
 	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
 		if c.listener.Confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now)
@@ -616,7 +619,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 			wait = min(wait, later(c.pauses.At.Add(paused.Old-paused.Fresh), c.looks.notAgain).Sub(now))
 		}
 		if c.rescans.known.IsZero() {
-			wait = min(wait, rescanEvery)
+			wait = min(wait, rhythm.RescanEvery)
 		}
 		wait = min(wait, passOn)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
@@ -130,7 +131,7 @@ func (t *tally) write(ctx context.Context) error {
 		return cmp.Or(strings.Compare(a.queue, b.queue), strings.Compare(a.kind, b.kind))
 	})
 	var err error
-	for chunk := range slices.Chunk(keys, chunkRows) {
+	for chunk := range slices.Chunk(keys, table.ChunkRows) {
 		if err == nil {
 			err = t.q.store.Guarded(ctx, t.db, stmt.WriteCounts, countArgs(chunk, now), nil)
 		}
@@ -184,7 +185,7 @@ func (r *Reaper) countDue(ctx context.Context) {
 			now[tallied{queue: queue}] = &c
 			return err
 		}))
-		wait = max(table.PresentEvery/2, aHundredth*time.Since(began))
+		wait = max(table.PresentEvery/2, rhythm.Hundredth*time.Since(began))
 		if err == nil {
 			err = (&tally{q: r.q, db: r.q.store.Pool, all: now}).write(ctx)
 		}

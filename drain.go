@@ -11,7 +11,9 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // drain claims, as loop does, until all jobs in left were claimed, or until nothing is due in any queue and nothing runs: a job of one
@@ -19,7 +21,7 @@ import (
 // jobs into their lanes. It claims after that, because what another promoter has let in is due then. cutShort says that ctx ended with
 // work left.
 func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err error) {
-	err = c.fillQuarantine(ctx, chunkRows)
+	err = c.fillQuarantine(ctx, table.ChunkRows)
 	// While handlers run it asks again for what they enqueue: soon at first, and more rarely while nothing
 	// changes.
 	const first = 2 * time.Millisecond
@@ -53,7 +55,7 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 	return c.left > 0, nil
 }
 
-func (f *feed) hasMore() bool { return f.due || len(f.quarantine.ids) > 0 }
+func (f *feed) hasMore() bool { return f.due || len(f.quarantine.IDs) > 0 }
 
 // drain lets jobs into their lanes, and reports whether there may be more to do. The last look, while nothing runs, is for all calls,
 // because a handler may have committed some late, and for the ends of jobs that nobody tells. What is locked by a job of this drain
@@ -70,7 +72,7 @@ func (p *promoter) drain(ctx context.Context, idle bool) (more bool, err error) 
 // claimAll claims from all feeds, from the beginning, until they have come to their end or there is no room.
 func (c *claimer) claimAll(ctx context.Context) error {
 	for _, f := range c.feeds {
-		f.cursor.restart()
+		f.cursor.Restart()
 		c.isDue(f)
 	}
 	for c.failed = nil; c.failed == nil && c.left > 0 && ctx.Err() == nil; {
@@ -98,11 +100,11 @@ func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
 			return nil
 		}
 		c.warnOf(f, unknown)
-		seen := make([]lostJob, len(ids))
+		seen := make([]quarantine.Job, len(ids))
 		for i, id := range ids {
-			seen[i] = lostJob{id, int(lost[i])}
+			seen[i] = quarantine.Job{ID: id, Lost: int(lost[i])}
 		}
-		f.quarantine.saw(seen)
+		f.quarantine.Saw(seen)
 		return nil
 	}))
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
 )
@@ -98,9 +99,9 @@ func (q *Queue) NewPromoter() Promoter {
 
 // Look looks once and returns how many calls it found. brief says that the look may be brief.
 func (p Promoter) Look(ctx context.Context, brief bool) (calls int, err error) {
-	p.p.back = pass{}
+	p.p.back = rhythm.Pass{}
 	if brief {
-		p.p.back.ended = time.Now().Add(time.Hour)
+		p.p.back.Ended = time.Now().Add(time.Hour)
 	}
 	did, err := p.p.promote(ctx)
 	p.p.rescan = time.Now().Add(time.Hour)

@@ -2,6 +2,11 @@ package onceq
 
 import (
 	"time"
+
+	"github.com/onceq/onceq/internal/cursor"
+	"github.com/onceq/onceq/internal/quarantine"
+	"github.com/onceq/onceq/internal/rhythm"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // feed is what the claimer knows about one of its queues. Only the claimer's goroutine uses it, except the counts in slots.
@@ -15,8 +20,8 @@ type feed struct {
 	slots      *slots
 	reserved   int64 // the part of slots.outstanding that is for the claim under way
 	pace       pace
-	cursor     cursor
-	quarantine quarantine
+	cursor     cursor.Cursor
+	quarantine quarantine.List
 	returned   int64           // slots.returned at the latest look behind that found something
 	claimedAt  time.Time       // when the latest claim ended
 	found      time.Time       // when the latest claim that found something ended
@@ -52,7 +57,7 @@ type feed struct {
 }
 
 func newFeed(w *Worker, s *slots) *feed {
-	f := &feed{queue: s.queue, slots: s, cursor: newCursor(), unknown: make(map[string]bool)}
+	f := &feed{queue: s.queue, slots: s, cursor: cursor.New(), unknown: make(map[string]bool)}
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {
 			f.pace.careful = true // the first lost lease makes the job dead, so only a job that was started may lose one
@@ -79,7 +84,7 @@ func (c *claimer) want(f *feed) want {
 	now := time.Now()
 	var turn time.Duration
 	if now.Before(f.othersUntil) {
-		turn = min(f.turnTook, briefly)
+		turn = min(f.turnTook, rhythm.Briefly)
 	}
 	prefetch := f.pace.prefetch(s, now, turn)
 	usable := s.count
@@ -93,12 +98,12 @@ func (c *claimer) want(f *feed) want {
 	switch {
 	case w.one:
 		limit, need = int64((usable-1)*s.width), 0 // the job gets the next slot for itself
-	case f.cursor.full && waited < patience:
+	case f.cursor.Full && waited < patience:
 		need = max(1, limit/4)
 	}
 	free := limit - s.outstanding.Load()
 	w.low = limit - need
-	if w.n = int(min(free, chunkRows)); w.one {
+	if w.n = int(min(free, table.ChunkRows)); w.one {
 		w.n = s.width
 	}
 	if w.now = free >= need; w.now && s.pooled {
@@ -162,7 +167,7 @@ func (p *pace) prefetch(s *slots, now time.Time, turn time.Duration) int64 {
 	if p.careful {
 		return 0
 	}
-	return min(chunkRows, chunkBytes/max(1, p.size), int64(min(p.rate, p.could(s))*(prefetchTime+turn).Seconds()))
+	return min(table.ChunkRows, table.ChunkBytes/max(1, p.size), int64(min(p.rate, p.could(s))*(prefetchTime+turn).Seconds()))
 }
 
 // claimed takes the size of the jobs that a claim has returned: large ones count at once, small ones little by little.

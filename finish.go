@@ -314,7 +314,7 @@ func retryArgs(outcomes []outcome, raise bool) []any {
 }
 
 // lostFrom is the number from which the job's lost leases count on, if there were more. A handler that came to its end did
-// not end its process. After a failure one stays, so that the job goes on running alone (quarantine.go): one that now fails and
+// not end its process. After a failure one stays, so that the job goes on running alone (package quarantine): one that now fails and
 // now ends its process would otherwise take the same jobs beside it with it each time. A job that is only given back keeps all.
 func (o *outcome) lostFrom() int32 {
 	switch {

@@ -134,7 +134,7 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 func (r *run) start(ctx context.Context, limit int) {
 	r.drains = limit >= 0
 	if r.drains {
-		r.tasks.emptied, r.claimer.left = r.claimer.rouse, limit
+		r.tasks.emptied, r.claimer.left = r.claimer.Rouse, limit
 		r.exec.careful = true // what completions lease would not count
 		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, r.promoter) })
 	} else {

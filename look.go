@@ -10,7 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -22,10 +24,10 @@ type looks struct {
 	took     [2]time.Duration // by the latest two looks at all
 	each     [2]time.Duration // by the latest two statements, for one feed
 	claimed  bool             // claims were made since
-	whole    pass             // the latest look over the whole overlap
+	whole    rhythm.Pass      // the latest look over the whole overlap
 	all      lookAtAll        // under way
 	soon     []*feed          // those with lookAt
-	some     pass             // the latest look at some
+	some     rhythm.Pass      // the latest look at some
 	fails    int              // in a row
 	notAgain time.Time        // no look before this time, because the latest failed
 	nextDue  time.Time        // the earliest feed.next; zero if there is none
@@ -40,7 +42,7 @@ type lookAtAll struct {
 	behind bool    // it asks in which of them any job is due, and
 	found  []*feed // these are
 	recent bool    // some queue was rescanned lately
-	how    look
+	how    cursor.Look
 	took   time.Duration
 }
 
@@ -125,7 +127,7 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
 func (c *claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && aFifth*took > livelyLook && c.q.store.Citus.Load() != pg.CitusYes
+	return c.announcement.lively && rhythm.Fifth*took > livelyLook && c.q.store.Citus.Load() != pg.CitusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
@@ -133,9 +135,9 @@ func (c *claimer) lookInterval() time.Duration {
 	took := min(c.looks.took[0], c.looks.took[1])
 	switch {
 	case c.looksAtNew():
-		return min(lookLongest, aTwentieth*took)
+		return min(lookLongest, rhythm.Twentieth*took)
 	case c.announcement.lively:
-		return max(livelyLook, min(lookLongest, aFifth*took))
+		return max(livelyLook, min(lookLongest, rhythm.Fifth*took))
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
 	case c.listens():
@@ -144,9 +146,9 @@ func (c *claimer) lookInterval() time.Duration {
 			least = pollLeaving
 		}
 		statements := (len(c.feeds) + page - 1) / page
-		return max(least, min(lookLongest, max(aHundredth*took, time.Duration(statements)*pollListening)))
+		return max(least, min(lookLongest, max(rhythm.Hundredth*took, time.Duration(statements)*pollListening)))
 	}
-	return max(briefly, min(lookLongest, aHundredth*took))
+	return max(rhythm.Briefly, min(lookLongest, rhythm.Hundredth*took))
 }
 
 // wait is how long it takes until the next look.
@@ -159,7 +161,7 @@ func (l *looks) wait(now time.Time) time.Duration {
 		at = l.fresh.at
 	}
 	for _, f := range l.soon {
-		if soon := later(f.lookAt, l.some.ended.Add(aTwentieth*l.some.took)); soon.Before(at) {
+		if soon := later(f.lookAt, l.some.Ended.Add(rhythm.Twentieth*l.some.Took)); soon.Before(at) {
 			at = soon
 		}
 	}
@@ -182,7 +184,7 @@ func (l *looks) page(behind bool) int {
 	if behind {
 		each *= 2
 	}
-	hold := moment
+	hold := rhythm.Moment
 	if !l.fresh.at.IsZero() {
 		hold = livelyHold
 	}
@@ -203,9 +205,9 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 	}
 	rescan := c.rescans.due(now)
 	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
-		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: lookRecent}
-		if now.Sub(l.whole.ended) > max(time.Second, aFiftieth*l.whole.took) {
-			l.all.how = lookWhole
+		l.all = lookAtAll{left: c.feeds, calls: true, behind: rescan, how: cursor.Recent}
+		if now.Sub(l.whole.Ended) > max(time.Second, rhythm.Fiftieth*l.whole.Took) {
+			l.all.how = cursor.Whole
 		}
 		interval := c.lookInterval()
 		l.at, l.claimed = now.Add(interval*9/10+rand.N(max(1, interval/5))), false
@@ -221,7 +223,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 		c.look(ctx, feeds, all)
 		return true
 	}
-	return !now.Before(l.some.ended.Add(aTwentieth*l.some.took)) && c.lookAtSome(ctx, now)
+	return !now.Before(l.some.Ended.Add(rhythm.Twentieth*l.some.Took)) && c.lookAtSome(ctx, now)
 }
 
 // lookAtSome looks at the feeds whose time it is.
@@ -305,10 +307,10 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 // sawNew takes what one saw.
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
-	n.near.saw(l.last, l.began, ended, moment)
-	n.wide.saw(l.last, l.began, ended, briefly)
+	n.near.saw(l.last, l.began, ended, rhythm.Moment)
+	n.wide.saw(l.last, l.began, ended, rhythm.Briefly)
 	found := 0
-	n.rests = min(n.rests+1, aFifth)
+	n.rests = min(n.rests+1, rhythm.Fifth)
 	for _, queue := range l.queues {
 		if f := c.byName[queue]; f != nil && !f.paused {
 			n.rests = 1
@@ -337,7 +339,7 @@ type seen struct {
 
 // look looks at feeds. all is the look at all that they are a part of, or nil.
 func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
-	how, behind := lookRecent, false
+	how, behind := cursor.Recent, false
 	if all != nil {
 		how, behind = all.how, all.behind
 	}
@@ -346,11 +348,11 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	for i, f := range feeds {
 		queues[i], moves[i] = f.queue, f.moves
 		back := how
-		if f.cursor.full { // it is claimed anyway, and others may have done very many jobs before the position
-			back = lookOnward
+		if f.cursor.Full { // it is claimed anyway, and others may have done very many jobs before the position
+			back = cursor.Onward
 		}
-		for n, p := range f.cursor.from(back) {
-			starts[n] = append(starts[n], p.runAt)
+		for n, p := range f.cursor.From(back) {
+			starts[n] = append(starts[n], p.RunAt)
 		}
 	}
 	args := []any{
@@ -381,7 +383,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
 			}
 			if all == nil {
-				c.looks.some = pass{ended: ended, took: took}
+				c.looks.some = rhythm.Pass{Ended: ended, Took: took}
 				return
 			}
 			all.took += took
@@ -390,7 +392,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 				all.found = append(all.found, feeds[n-1])
 			}
 			if len(all.left) == 0 {
-				c.lookedAtAll(pass{ended: ended, took: all.took})
+				c.lookedAtAll(rhythm.Pass{Ended: ended, Took: all.took})
 			}
 		}
 	})
@@ -415,7 +417,7 @@ func (c *claimer) asksForCalls(feeds []*feed, all *lookAtAll, began time.Time) (
 func (c *claimer) sawCalls(s *seen, allCalls bool, ended time.Time, took time.Duration) {
 	calls := &c.looks.calls
 	if calls.looked = s.now; allCalls {
-		calls.all = ended.Add(min(max(2*rescanEvery, aTwentieth*took), promoteLate))
+		calls.all = ended.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*took), promoteLate))
 	}
 	if s.calls {
 		c.promoter.called(allCalls)
@@ -423,14 +425,14 @@ func (c *claimer) sawCalls(s *seen, allCalls bool, ended time.Time, took time.Du
 }
 
 // lookedAtAll ends a look at all.
-func (c *claimer) lookedAtAll(p pass) {
+func (c *claimer) lookedAtAll(p rhythm.Pass) {
 	l := &c.looks
 	if l.all.behind {
 		c.lookedBehind(l.all.found, l.all.recent, p)
 	} else {
-		l.took[0], l.took[1] = p.took, l.took[0]
+		l.took[0], l.took[1] = p.Took, l.took[0]
 	}
-	if l.all.how == lookWhole {
+	if l.all.how == cursor.Whole {
 		l.whole = p
 	}
 }
@@ -472,7 +474,7 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	for i, f := range feeds {
 		f.last = f.moves == moves[i] && !due[i]
 		if still(i) && !due[i] {
-			f.cursor.reachedEnd(s.now)
+			f.cursor.ReachedEnd(s.now)
 		}
 		if f.follows {
 			c.lookAfterAnnouncement(f, began)
@@ -505,7 +507,7 @@ func (c *claimer) becomeDue(now time.Time) time.Duration {
 		c.setNextDue()
 	}
 	if l.nextDue.IsZero() {
-		return longestNap
+		return rhythm.LongestNap
 	}
 	return l.nextDue.Sub(now)
 }

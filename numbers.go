@@ -1,30 +1,20 @@
 package onceq
 
-import "time"
+import (
+	"time"
+
+	"github.com/onceq/onceq/internal/rhythm"
+	"github.com/onceq/onceq/internal/table"
+)
 
 // The numbers that somebody has chosen, each with its reason. A number of a format stands with the format
 // (state.go, payload.go, limit.go). A number that is used once, and that nobody would look for, stands where
-// it is used. Package table has those that onceqops uses too.
+// it is used. Packages rhythm and table have those that several packages use.
 
-// Shared by several things: what has the same reason has one number.
 const (
-	moment     = 20 * time.Millisecond  // what comes often comes within it: after it a queue is idle
-	briefly    = 250 * time.Millisecond // most commits come within it; the longest rest of what waits
-	longestNap = time.Hour              // of what is woken when there is something to do
-
-	// What is repeated rests for so many times as long as it took, and so takes up no more of the time than
-	aFifth     = 5   // while jobs come often,
-	aTwentieth = 20  // while there was work a short time ago,
-	aFiftieth  = 50  // where much of it may be in vain, and
-	aHundredth = 100 // while nothing happens.
-
-	perStatement = 100  // queues or jobs in one statement: with more the way there hardly counts
-	remembered   = 1000 // quiet queues, or held jobs, that a process remembers
-
-	// The most jobs, leases, lanes or rows in one statement, their most bytes, and the most jobs that are
-	// claimed ahead: what comes next does not wait for long.
-	chunkRows  = 2000
-	chunkBytes = 16 << 20
+	chunkRows  = table.ChunkRows
+	chunkBytes = table.ChunkBytes
+	moment     = rhythm.Moment
 )
 
 // Who waits for jobs, and how soon it hears of them (listen.go, announce.go, look.go).
@@ -55,13 +45,9 @@ const (
 	livelyHold = 2 * time.Millisecond // so long one holds the session, for which claims wait
 )
 
-// Claims (claimer.go, cursor.go, feed.go, rescan.go, pause.go).
+// Claims (claimer.go, feed.go, rescan.go, pause.go).
 const (
-	overlap      = 5 * time.Second        // claims look back so far, and others that claim count for as long; rescans find the rest
-	briefLongest = time.Second            // for so long claims and looks for calls only go back briefly
-	recentStep   = 4096                   // jobs of one of the eight steps that are recent
-	lowestEvery  = 8                      // one in so many claims begins with a lower priority: none starves
-	rescanEvery  = time.Second            // the shortest lease
+	perStatement = 100                    // queues or jobs in one statement: with more the way there hardly counts
 	lookLongest  = 10 * time.Second       // between two looks at all queues, whatever they cost
 	soonAgain    = time.Millisecond       // the first pause before a queue is asked again
 	prefetchTime = 25 * time.Millisecond  // jobs for so long are claimed ahead: a claim takes less
@@ -72,7 +58,7 @@ const (
 	turnWritten  = 50 * time.Millisecond  // how long it stands where a claim ended
 )
 
-// Promoters, successors and the quarantine.
+// Promoters and successors.
 const (
 	promoteChunk  = 200                    // calls of one slot that one statement takes
 	promoteMargin = 10 * time.Second       // so much later than they were due calls may become visible
@@ -81,8 +67,6 @@ const (
 	promoteAgain  = 100 * time.Millisecond // before a lane is looked at again whose next job is locked
 	nextFor       = 200 * time.Millisecond // after a claim that found no more, completions lease the next job
 	nextFew       = 20                     // jobs that run, with a limit: with more, claims are faster
-	maxQuarantine = 10_000                 // jobs in quarantine that a claimer remembers
-	widthLasts    = 10 * time.Second       // so long it counts for others in quarantine that a job ended well
 )
 
 // Handlers and their outcomes (worker.go, executor.go, outbox.go, replay.go).
@@ -101,6 +85,7 @@ const (
 
 // What is refused because a larger number is a mistake, and how long things are kept.
 const (
+	remembered    = 1000                   // quiet queues, or held jobs, that a process remembers
 	maxLease      = 7 * 24 * time.Hour     // a longer one would keep the work of a process that died
 	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
 	dueRows       = 100_000                // jobs of a queue and priority that a Reaper looks at for Count.Due

@@ -192,12 +192,12 @@ func (c *claimer) obey(p *paused.Set) {
 func (c *claimer) obeyIn(f *feed, paused, again bool) {
 	f.paused, f.anew = paused, f.busy && (f.anew || again)
 	f.moves++
-	f.quarantine.forget()
+	f.quarantine.Forget()
 	if paused && f.slots.pooled {
 		c.exec.conns.WantNone(f.slots)
 	}
 	if again {
-		f.cursor.restart()
+		f.cursor.Restart()
 	}
 	if !paused {
 		c.isDue(f)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
@@ -43,7 +44,7 @@ type promoter struct {
 	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
 	old    bool             // the next look is for those
 	took   time.Duration    // its latest look
-	back   pass             // the latest look for calls of late that was not brief
+	back   rhythm.Pass      // the latest look for calls of late that was not brief
 	came   bool             // the latest look for all calls, or for those of late, found some
 	owes   bool             // it found none and was brief: one that is not comes soon
 	rescan time.Time        // when it looks for all calls again
@@ -206,14 +207,14 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || did.more || p.owes || time.Since(p.found) < 2*moment:
+	case did.busy || did.more || p.owes || time.Since(p.found) < 2*rhythm.Moment:
 		return p.restBriefly(ctx, did)
 	case !p.laned && !p.seen.Load() && len(p.doubts) == 0:
 		p.pause = 0
 		return p.hears(ctx, did.next) // the looks ask for calls, over a connection that is open
 	case !p.laned && !p.seen.Load():
 		if waits {
-			wait = longestNap
+			wait = rhythm.LongestNap
 		}
 	case p.listener.Confirmed.Load() && !waits:
 		p.pause = 0
@@ -221,7 +222,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	case waits && !before:
 		wait = 2 * quietFor // a job may have been committed just before the announcement
 	default:
-		wait = longestNap
+		wait = rhythm.LongestNap
 	}
 	if p.pause = 0; len(p.doubts) > 0 {
 		wait = min(wait, time.Second)
@@ -240,7 +241,7 @@ func (p *promoter) restBriefly(ctx context.Context, did promoted) bool {
 		wake = nil
 	}
 	pause := max(p.pause, time.Millisecond)
-	p.pause = min(2*pause, moment)
+	p.pause = min(2*pause, rhythm.Moment)
 	// Old calls that let nothing go on take a quarter of the time, and what it is woken for comes before
 	// them.
 	if did.more && !p.old && !nap.For(ctx, min(3*p.took, 500*time.Millisecond), p.wake) {
@@ -256,7 +257,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 	latest := time.Now()
 	next := latest.Add(did.next)
 	for {
-		wait := min(time.Second, max(moment, aFiftieth*min(p.asked[0], p.asked[1])))
+		wait := min(time.Second, max(rhythm.Moment, rhythm.Fiftieth*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
 			wait = min(wait, time.Until(next)+time.Millisecond)
@@ -283,7 +284,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		case began.Sub(latest) < p.full:
 			continue
 		}
-		p.returned, latest, p.full = returned, began, min(max(moment, 2*p.full), briefly)
+		p.returned, latest, p.full = returned, began, min(max(rhythm.Moment, 2*p.full), rhythm.Briefly)
 		var due bool
 		if err := p.q.store.QueryRow(ctx, p.db, stmt.AnyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
 			p.full = 0
@@ -321,7 +322,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		p.called(true)
 	}
 	if l.full {
-		p.rescan = began.Add(min(max(2*rescanEvery, aTwentieth*time.Since(began)), promoteLate))
+		p.rescan = began.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*time.Since(began)), promoteLate))
 	}
 	if did.families && ctx.Err() == nil {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
@@ -348,7 +349,7 @@ func (p *promoter) nextLook(began time.Time) callLook {
 	case l.full:
 		l.from = time.Time{}
 	case l.brief:
-		l.from = p.looked.Add(-briefly)
+		l.from = p.looked.Add(-rhythm.Briefly)
 	case !l.old:
 		l.from = p.wide.Add(-promoteMargin)
 	}
@@ -368,7 +369,7 @@ func (p *promoter) lookedFrom(l callLook, did promoted, now, left time.Time) {
 		}
 	}
 	if !l.old && !l.brief {
-		p.back = pass{ended: time.Now(), took: p.took}
+		p.back = rhythm.Pass{Ended: time.Now(), Took: p.took}
 	}
 	if l.old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
 		p.onward = left
@@ -385,7 +386,7 @@ type laneTimes struct {
 // isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
 // by one that goes back by promoteMargin.
 func (p *promoter) isBrief(began time.Time) bool {
-	return p.came && began.Sub(p.back.ended) < min(10*p.back.took, briefLongest)
+	return p.came && began.Sub(p.back.Ended) < min(10*p.back.Took, rhythm.BriefLongest)
 }
 
 // promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.
@@ -480,7 +481,7 @@ func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, er
 	unbroken, cancel := pg.Outlast(ctx, time.Minute)
 	defer cancel()
 	var settle bool
-	err = q.store.Send(unbroken, db, pg.Rare, stmt.CallFamilies, []any{chunkRows}, pg.Row(&n, &settle))
+	err = q.store.Send(unbroken, db, pg.Rare, stmt.CallFamilies, []any{table.ChunkRows}, pg.Row(&n, &settle))
 	if err == nil && settle {
 		err = q.store.Send(unbroken, db, pg.Rare, stmt.SettleLimits, nil, pg.NoRows)
 	}

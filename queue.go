@@ -19,6 +19,7 @@ import (
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
@@ -96,7 +97,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	}
 	q := &Queue{enqueuing: cfg.BeforeEnqueue}
 	schema := cmp.Or(cfg.Schema, "onceq")
-	q.quarantine = &processTurn
+	q.quarantine = &quarantine.Process
 	q.log = guard.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	q.guard = guard.New(q.log)
 	q.troubles.Log = q.log

@@ -9,12 +9,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
-// The rescan finds the jobs that claims no longer find because they are before this worker's position (see cursor), and
+// The rescan finds the jobs that claims no longer find because they are before this worker's position (package cursor), and
 // those for the quarantine. It begins with a look that says in which queues any job is due: usually in none, and that is all.
 // Otherwise one worker at a time takes these queues, and a second one if that leaves something to kinds of its own: a glance at several leaves those out in which all jobs run, and it goes
 // over the others in pages, so that claims come in between.
@@ -34,15 +38,15 @@ type rescans struct {
 
 	// Where the rescan of the first of feeds is.
 	priority int // index of cursor.places
-	at       position
-	lost     []lostJob // found there
-	others   []string  // kinds of other workers that have something to do there
+	at       cursor.Position
+	lost     []quarantine.Job // found there
+	others   []string         // kinds of other workers that have something to do there
 }
 
 // interval is the time between two rescans, by any of the workers that take turns. One that was slow may have had to wait for
 // something, so what counts is the faster one of two.
 func (r *rescans) interval() time.Duration {
-	return max(rescanEvery, aHundredth*min(r.looks[0], r.looks[1]), aTwentieth*min(r.pages[0], r.pages[1]))
+	return max(rhythm.RescanEvery, rhythm.Hundredth*min(r.looks[0], r.looks[1]), rhythm.Twentieth*min(r.pages[0], r.pages[1]))
 }
 
 // due reports whether this worker may rescan, if no other one has.
@@ -52,10 +56,10 @@ func (r *rescans) due(now time.Time) bool {
 
 // lookedBehind takes what a look at all saw of queues in which any job is due. recent says that some other one was rescanned
 // lately.
-func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
+func (c *claimer) lookedBehind(behind []*feed, recent bool, took rhythm.Pass) {
 	r := &c.rescans
-	r.asked = took.ended.Add(-took.took)
-	r.looks[1], r.looks[0] = r.looks[0], took.took
+	r.asked = took.Ended.Add(-took.Took)
+	r.looks[1], r.looks[0] = r.looks[0], took.Took
 	if recent {
 		r.asked = r.asked.Add(-rand.N(r.interval())) // see askForTurn
 	}
@@ -78,7 +82,7 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 
 // first goes to the beginning of the first feed.
 func (r *rescans) first() {
-	r.priority, r.at, r.lost, r.others = 0, position{runAt: beginning}, nil, nil
+	r.priority, r.at, r.lost, r.others = 0, cursor.Position{RunAt: cursor.Beginning}, nil, nil
 }
 
 // next ends the first feed.
@@ -124,8 +128,8 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 	f.busy, f.held = true, false
 	f.moves++
 	moves := f.moves
-	to := f.cursor.places[r.priority].position
-	args := []any{f.queue, int16(to.priority), r.at.runAt, r.at.id, to.runAt, to.id, c.kinds, chunkRows}
+	to := f.cursor.Places[r.priority].Position
+	args := []any{f.queue, to.Priority, r.at.RunAt, r.at.ID, to.RunAt, to.ID, c.kinds, table.ChunkRows}
 	c.send(&c.keeps, func() func() {
 		var p page
 		began := time.Now()
@@ -154,7 +158,7 @@ func (c *claimer) makeKnown(ctx context.Context) {
 			if c.rescanWorks(ctx, c.feeds, err) {
 				c.rescans.known = time.Now()
 			} else {
-				c.rescans.notYet = time.Now().Add(rescanEvery + rand.N(rescanEvery))
+				c.rescans.notYet = time.Now().Add(rhythm.RescanEvery + rand.N(rhythm.RescanEvery))
 			}
 		}
 	})
@@ -221,8 +225,8 @@ func (c *claimer) glance(ctx context.Context) {
 	feeds := r.feeds[:min(len(r.feeds), perStatement/2)]
 	runAts, ids := [3][]time.Time{}, [3][]int64{}
 	for _, f := range feeds {
-		for n, p := range f.cursor.places {
-			runAts[n], ids[n] = append(runAts[n], p.runAt), append(ids[n], p.id)
+		for n, p := range f.cursor.Places {
+			runAts[n], ids[n] = append(runAts[n], p.RunAt), append(ids[n], p.ID)
 		}
 	}
 	args := []any{names(feeds), runAts[0], ids[0], runAts[1], ids[1], runAts[2], ids[2]}
@@ -263,28 +267,28 @@ type page struct {
 }
 
 // rescanned takes what a page of a feed's priority before a position has.
-func (c *claimer) rescanned(ctx context.Context, f *feed, to position, p *page) {
+func (c *claimer) rescanned(ctx context.Context, f *feed, to cursor.Position, p *page) {
 	r := &c.rescans
 	for i, id := range p.ids {
-		r.lost = append(r.lost, lostJob{id, int(p.lost[i])})
+		r.lost = append(r.lost, quarantine.Job{ID: id, Lost: int(p.lost[i])})
 	}
 	c.warnOf(f, p.unknown)
 	r.others = append(r.others, p.left...)
 	if p.moved > 0 {
-		f.cursor.broughtForward(to.priority)
+		f.cursor.BroughtForward(to.Priority)
 		c.isDue(f)
 	}
 	if p.last != nil {
-		r.at = position{to.priority, *p.last, p.lastID}
+		r.at = cursor.Position{Priority: to.Priority, RunAt: *p.last, ID: p.lastID}
 		return
 	}
-	r.at = position{runAt: beginning}
-	if r.priority++; r.priority < len(f.cursor.places) {
+	r.at = cursor.Position{RunAt: cursor.Beginning}
+	if r.priority++; r.priority < len(f.cursor.Places) {
 		return
 	}
-	f.quarantine.saw(r.lost)
+	f.quarantine.Saw(r.lost)
 	c.activate(f)
-	f.cursor.rescanned = time.Now()
+	f.cursor.Rescanned = time.Now()
 	others := slices.Compact(slices.Sorted(slices.Values(r.others)))
 	r.next()
 	if len(others) > 0 {

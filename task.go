@@ -101,9 +101,9 @@ func (s *taskSet) forget(lease *Lease) {
 	}
 	if lease.Lost > 0 {
 		if t != nil && !t.since.IsZero() && t.lost == nil && !t.late {
-			s.q.quarantine.endedWell()
+			s.q.quarantine.EndedWell()
 		}
-		s.q.quarantine.leave(s.q, lease.Token)
+		s.q.quarantine.Leave(s.q.store, lease.Token)
 	}
 }
 
@@ -122,7 +122,7 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 		running.cancel(lost)
 	}
 	if first {
-		s.q.quarantine.narrow()
+		s.q.quarantine.Narrow()
 		e := t.lease.event(event)
 		e.Err = lost
 		s.q.emit(s.base, e)

@@ -22,228 +22,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq/internal/citus"
+	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/listing"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/reap"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 
 	"github.com/onceq/onceq/internal/jsonb"
 )
-
-var cursorNoon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-
-func cursorAt(us int) time.Time { return cursorNoon.Add(time.Duration(us) * time.Microsecond) }
-
-// tellMany tells a cursor of claimed jobs of one priority, due a microsecond apart: a thousand in each claim, and each
-// claim got as many as it asked for.
-func tellMany(c *cursor, priority Priority, from, to, now int) {
-	for ; from < to; from += 1000 {
-		var leases []*Lease
-		for n := from; n < min(to, from+1000); n++ {
-			leases = append(leases, &Lease{ID: int64(n), Priority: priority, RunAt: cursorAt(n)})
-		}
-		tell(c, len(leases), now, leases...)
-	}
-}
-
-func tell(c *cursor, limit, now int, leases ...*Lease) {
-	from := make([]position, 0, len(c.places))
-	for _, p := range c.places {
-		from = append(from, p.position)
-	}
-	c.claimed(&claim{from: from, limit: limit, leases: leases, now: cursorAt(now)}, lookOnward, time.Time{}, time.Time{}, 0)
-}
-
-func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
-	t.Parallel()
-	start := func(c *cursor, priority Priority, how look) position {
-		from := c.from(how)
-		require.Equal(t, priority, from[priority-PriorityHigh].priority)
-		return from[priority-PriorityHigh]
-	}
-	const window = 8 * recentStep
-
-	c := newCursor()
-	tellMany(&c, PriorityNormal, 1, window-recentStep, 2*window)
-	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1), window - recentStep - 1}, start(&c, PriorityNormal, lookOnward))
-	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent), "there were few")
-
-	tellMany(&c, PriorityNormal, window-recentStep, 10*window, 20*window)
-	for _, how := range []look{lookRecent, lookOnward} { // a priority that is caught up always looks
-		c.place(PriorityNormal).caughtUp = how == lookOnward
-		narrow := start(&c, PriorityNormal, how)
-		require.Zero(t, narrow.id, "not within one time")
-		require.False(t, narrow.runAt.After(cursorAt(9*window+recentStep)), narrow)
-		require.False(t, narrow.runAt.Before(cursorAt(9*window-recentStep)), narrow)
-	}
-	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
-	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
-	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-briefly), 0}, start(&c, PriorityHigh, lookBrief))
-	require.Equal(t, start(&c, PriorityNormal, lookRecent), start(&c, PriorityNormal, lookBrief), "very many were claimed meanwhile")
-
-	// Among other jobs, late ones arrive. The next look begins no later than with the first of them, until they are long
-	// past.
-	for n := range 100 {
-		tellMany(&c, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
-		tell(&c, 1, 20*window, &Lease{ID: 1, Priority: PriorityNormal, RunAt: cursorAt(n)})
-	}
-	require.Equal(t, cursorAt(0), start(&c, PriorityNormal, lookRecent).runAt)
-	tellMany(&c, PriorityNormal, 11*window, 12*window, 20*window)
-	require.True(t, start(&c, PriorityNormal, lookRecent).runAt.After(cursorAt(9*window)))
-
-	// The clock was set back by more than a second: what was claimed does not say where the next jobs are.
-	now := -2_000_000
-	tell(&c, 1, now)
-	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent))
-
-	// These jobs are due at the earliest time there is.
-	c = newCursor()
-	c.places[0].position = position{PriorityHigh, beginning.Add(time.Second), 1}
-	require.Equal(t, position{PriorityHigh, beginning, 0}, start(&c, PriorityHigh, lookRecent))
-}
-
-func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *testing.T) {
-	t.Parallel()
-	c := newCursor()
-	high := &Lease{ID: 7, Priority: PriorityHigh, RunAt: cursorAt(100)}
-	normal := &Lease{ID: 9, Priority: PriorityNormal, RunAt: cursorAt(50)}
-
-	// The claim got as many as it asked for, and the last one has normal priority. So high came to its end, and low was not
-	// looked at.
-	tell(&c, 2, 1000, high, normal)
-	require.True(t, c.full)
-	require.Equal(t, position{PriorityHigh, cursorAt(1000), 0}, c.place(PriorityHigh).position)
-	require.True(t, c.place(PriorityHigh).caughtUp)
-	require.Equal(t, position{PriorityNormal, cursorAt(50), 9}, c.place(PriorityNormal).position)
-	require.False(t, c.place(PriorityNormal).caughtUp)
-	require.Equal(t, position{PriorityLow, beginning, 0}, c.place(PriorityLow).position)
-
-	// The claim got fewer: all priorities came to their ends.
-	tell(&c, 2, 2000, &Lease{ID: 10, Priority: PriorityNormal, RunAt: cursorAt(50)})
-	require.False(t, c.full)
-	for _, p := range c.places {
-		require.True(t, p.caughtUp)
-		require.Equal(t, cursorAt(2000), p.runAt)
-	}
-
-	// A job from the overlap does not move the position back. A clock that is a little behind does not either.
-	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
-	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
-	require.Equal(t, position{PriorityLow, cursorAt(2000).Add(-overlap), 0}, c.from(lookWhole)[2], "a claim that looks back does")
-
-	// A rescan brings a job forward to the position. The next claim begins with the first id of the position's time,
-	// whether it looks back or not.
-	tell(&c, 1, 3000, &Lease{ID: 12, Priority: PriorityHigh, RunAt: cursorAt(3000)})
-	require.Equal(t, position{PriorityHigh, cursorAt(3000), 12}, c.from(lookOnward)[0])
-	c.broughtForward(PriorityHigh)
-	require.Equal(t, position{PriorityHigh, cursorAt(3000), 0}, c.from(lookOnward)[0])
-
-	c.restart()
-	require.Equal(t, fromStart(), c.from(lookOnward))
-}
-
-func TestCursor_WhenAClaimLooksBack(t *testing.T) {
-	t.Parallel()
-	c, now := newCursor(), cursorNoon
-	ends := func(how look, took time.Duration, full bool) {
-		limit := 1
-		if full {
-			limit = 0 // the claim got as many as it asked for
-		}
-		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, how, now, now.Add(took), 0)
-		now = now.Add(took)
-	}
-	_, how := c.begin(now)
-	require.Equal(t, lookWhole, how, "the first one")
-	ends(how, 40*time.Millisecond, false)
-
-	// Without a backlog, the interval is four times what a look takes, and in between claims look back briefly.
-	for range 3 {
-		_, how = c.begin(now)
-		require.Equal(t, lookBrief, how, "the whole overlap was just looked at")
-		ends(how, 50*time.Millisecond, false)
-	}
-	now = now.Add(11 * time.Millisecond)
-	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how, "and so is 50 times what that took")
-	ends(how, 10*time.Millisecond, true)
-
-	// With a backlog, the interval is 50 times what a look takes.
-	now = now.Add(499 * time.Millisecond)
-	_, how = c.begin(now)
-	require.Equal(t, lookOnward, how)
-	now = now.Add(2 * time.Millisecond)
-	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how)
-	now = now.Add(2 * time.Second) // 50 times 40 ms
-	_, how = c.begin(now)
-	require.Equal(t, lookWhole, how)
-	c.rescanned = now
-	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how, "a rescan saw it all")
-
-	// What it waited for its turn is no cost, and no cost puts off the next look for more than a second.
-	next := func(took, waited time.Duration) time.Duration {
-		c.claimed(&claim{from: fromStart(), limit: 1, now: now}, lookRecent, now.Add(-took), now, waited)
-		return c.nextLook().Sub(now)
-	}
-	require.Equal(t, 40*time.Millisecond, next(60*time.Millisecond, 50*time.Millisecond))
-
-	// Without a backlog, the interval is longer if a look takes much more than a brief claim.
-	ends(lookBrief, 2*time.Millisecond, false)
-	require.Equal(t, 8*time.Millisecond, next(2*time.Millisecond, 0))
-	require.Equal(t, 150*time.Millisecond, next(5*time.Millisecond, 0))
-	require.Equal(t, time.Second, next(time.Minute, 0))
-
-	// The clock was set back: a brief claim would begin after what is due.
-	for i := range c.places {
-		c.places[i].runAt = now.Add(time.Minute)
-	}
-	ends(lookBrief, time.Millisecond, false)
-	_, how = c.begin(now)
-	require.GreaterOrEqual(t, how, lookRecent)
-
-	// Every eighth claim begins with the lowest priority or with the middle one, in turns.
-	c.claims = 0
-	for n := 1; n <= 4*lowestEvery; n++ {
-		want := []Priority{PriorityHigh, PriorityNormal, PriorityLow}
-		switch n {
-		case lowestEvery, 3 * lowestEvery:
-			want = []Priority{PriorityLow, PriorityNormal, PriorityHigh}
-		case 2 * lowestEvery, 4 * lowestEvery:
-			want = []Priority{PriorityNormal, PriorityLow, PriorityHigh}
-		}
-		from, _ := c.begin(now)
-		require.Equal(t, want, []Priority{from[0].priority, from[1].priority, from[2].priority})
-	}
-
-	// A look that sees nothing moves all positions, and does not move them back.
-	c.reachedEnd(now)
-	for _, p := range c.places {
-		require.True(t, p.caughtUp)
-		require.Equal(t, now, p.runAt)
-	}
-	c.reachedEnd(now.Add(-time.Millisecond))
-	require.Equal(t, now, c.place(PriorityNormal).runAt)
-	c.reachedEnd(now.Add(-time.Minute))
-	require.Equal(t, now.Add(-time.Minute), c.place(PriorityNormal).runAt, "the clock was set back")
-}
-
-// A look back in turn costs what it takes after its turn has come. With the wait it still comes twice in each overlap.
-func TestCursor_WhatAWaitForATurnCosts(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ took, waited, rest time.Duration }{
-		"at least":            {time.Millisecond, 0, 100 * time.Millisecond},
-		"without a wait":      {10 * time.Millisecond, 0, 500 * time.Millisecond},
-		"a short wait counts": {10 * time.Millisecond, 6 * time.Millisecond, 500 * time.Millisecond},
-		"a long one not all":  {time.Second, 990 * time.Millisecond, overlap / 2},
-		"the look does":       {time.Second, 200 * time.Millisecond, 40 * time.Second},
-	} {
-		require.Equal(t, test.rest, pass{took: test.took, waited: test.waited}.rest(100*time.Millisecond), name)
-	}
-}
 
 // A brief claim that found nothing is followed by a claim soon, whether the queue is announced or not, and where many others wait by
 // a look at the time when a claim looks back. One that looked back is not.
@@ -261,24 +51,24 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 		c.listener = &listener{q: w.q}
 		c.listener.Confirmed.Store(true)
 		f, now := c.byName[DefaultQueue], time.Now()
-		claimed := func(how look) {
+		claimed := func(how cursor.Look) {
 			f.again, f.lookAt, c.looks.soon, f.found = time.Time{}, time.Time{}, nil, now.Add(-time.Hour)
-			c.took(f, &claim{from: fromStart(), limit: 1, now: now}, how, now.Add(-100*time.Millisecond), now)
+			c.took(f, &claim{Asked: cursor.Asked{From: cursor.FromStart(), Limit: 1, Now: now}}, how, now.Add(-100*time.Millisecond), now)
 		}
 		set(c, f)
-		claimed(lookWhole)
+		claimed(cursor.Whole)
 		require.True(t, f.again.IsZero() || name == "not" && f.announced.IsZero(), name)
 		require.False(t, f.lookAt.After(now), name)
 		f.pause = 0
 		for range 10 { // in the end each pause is as long as they get
-			claimed(lookBrief)
+			claimed(cursor.Brief)
 			if name == "backed" {
 				require.True(t, f.again.IsZero(), "that would take what others were woken for")
-				require.Equal(t, f.cursor.nextLook(), f.lookAt)
+				require.Equal(t, f.cursor.NextLook(), f.lookAt)
 				continue
 			}
 			require.True(t, f.again.After(now), name)
-			require.False(t, f.again.After(now.Add(moment)), name)
+			require.False(t, f.again.After(now.Add(rhythm.Moment)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
 			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
 			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
@@ -335,10 +125,10 @@ func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
 	require.False(t, p.isBrief(now))
 	p.came = true
 	require.False(t, p.isBrief(now), "it has not gone back by the margin")
-	p.back = pass{ended: now, took: 20 * time.Millisecond}
+	p.back = rhythm.Pass{Ended: now, Took: 20 * time.Millisecond}
 	require.True(t, p.isBrief(now.Add(199*time.Millisecond)))
 	require.False(t, p.isBrief(now.Add(200*time.Millisecond)))
-	p.back.took = time.Minute
+	p.back.Took = time.Minute
 	require.True(t, p.isBrief(now.Add(999*time.Millisecond)))
 	require.False(t, p.isBrief(now.Add(time.Second)))
 	p.came = false
@@ -375,11 +165,11 @@ func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
 	for range 4 {
 		rest(2 * time.Millisecond)
 	}
-	require.Less(t, rest(200*time.Millisecond), briefly)
+	require.Less(t, rest(200*time.Millisecond), rhythm.Briefly)
 	for range 2 {
 		rest(200 * time.Millisecond)
 	}
-	require.Equal(t, briefly, rest(200*time.Millisecond))
+	require.Equal(t, rhythm.Briefly, rest(200*time.Millisecond))
 }
 
 // That nobody waits is believed for a while: of this queue, or of all.
@@ -442,10 +232,10 @@ func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
 	f, other := c.byName[DefaultQueue], c.byName["other"]
 	obey := func(what, name []string) (anew, otherAnew bool) {
 		now := time.Now()
-		f.cursor.reachedEnd(now)
-		other.cursor.reachedEnd(now)
+		f.cursor.ReachedEnd(now)
+		other.cursor.ReachedEnd(now)
 		c.obey(c.q.pauses.Take(now, what, name))
-		return f.cursor.places[0].runAt.Equal(beginning), other.cursor.places[0].runAt.Equal(beginning)
+		return f.cursor.Places[0].RunAt.Equal(cursor.Beginning), other.cursor.Places[0].RunAt.Equal(cursor.Beginning)
 	}
 	begins := func(anew, otherAnew bool) []bool { return []bool{anew, otherAnew} }
 	require.Equal(t, []bool{false, false}, begins(obey([]string{pausesKind}, []string{"k"})))
@@ -505,30 +295,6 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	require.Len(t, given, 1)
 	require.Equal(t, StateWaiting, given[0].state)
 	require.False(t, given[0].spend)
-}
-
-// Of two claimers that both see that a job in quarantine may start, one takes the turn.
-func TestQuarantine_TheTurnIsTakenOnce(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	turn := q.quarantine
-	require.True(t, turn.take(true))
-	require.False(t, turn.take(true), "nothing has ended well")
-	turn.start(q, 1, time.Hour, false)
-	require.False(t, turn.take(true))
-	turn.endedWell()
-	require.False(t, turn.take(false), "it has to start alone")
-	require.True(t, turn.take(true))
-	require.False(t, turn.take(true), "one has ended well, not two")
-	turn.passed()
-	turn.narrow()
-	require.False(t, turn.take(true), "a lease was lost since")
-	turn.leave(q, 1)
-	turn.endedWell()
-	require.True(t, turn.take(false))
-	require.False(t, turn.take(true), "the other has to start alone")
-	turn.passed()
-	require.True(t, turn.take(true))
 }
 
 // A notification names a queue, after lookMore or not, and a queue may have a name that begins like that. One look takes it.
@@ -640,7 +406,7 @@ func TestClaimer_RestsWhileNothingCanBeAnnounced(t *testing.T) {
 func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
 	t.Parallel()
 	var r rescans
-	require.Equal(t, rescanEvery, r.interval())
+	require.Equal(t, rhythm.RescanEvery, r.interval())
 	r.looks = [2]time.Duration{time.Second, 20 * time.Millisecond}
 	require.Equal(t, 2*time.Second, r.interval(), "one that was slow may have had to wait for something")
 	r.pages = [2]time.Duration{5 * time.Millisecond, time.Minute}
@@ -881,7 +647,7 @@ func benchQueue(b testing.TB) *Queue {
 	if err != nil {
 		b.Fatal(err)
 	}
-	q.quarantine = new(quarantineTurn)
+	q.quarantine = new(quarantine.Turn)
 	return q
 }
 
@@ -1000,108 +766,29 @@ func BenchmarkFinish(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
 }
 
-// A pause empties the quarantine while a claim of some of its jobs is under way.
-func TestQuarantine_PassesJobsThatAPauseHasTakenOut(t *testing.T) {
-	var q quarantine
-	q.saw([]lostJob{{1, 1}, {2, 1}, {3, 1}})
-	q.past(2)
-	require.Equal(t, []int64{3}, q.ids)
-	q.forget()
-	q.past(2)
-	require.Empty(t, q.ids)
-}
-
-// Each job that ends well lets one more start beside the others, until a lease is lost. One that has to start alone does, whatever
-// started before and after it.
-func TestQuarantine_WidensWhileJobsEndWell(t *testing.T) {
-	q, c := benchQueue(t), &claimer{wake: make(chan struct{}, 1)}
-	turn := q.quarantine
-	var token int64
-	start := func() int64 {
-		require.True(t, turn.free(c, true))
-		require.True(t, turn.take(true))
-		token++
-		turn.start(q, token, time.Hour, false)
-		return token
-	}
-	full := func() {
-		t.Helper()
-		require.False(t, turn.free(c, true))
-		require.False(t, turn.take(true))
-		require.False(t, turn.may(true))
-	}
-	end := func(token int64) {
-		turn.endedWell()
-		turn.leave(q, token)
-	}
-	running := []int64{start()}
-	for _, n := range []int{1, 2, 4, 8} {
-		full()
-		require.Len(t, running, n)
-		for _, token := range running {
-			end(token)
-		}
-		running = nil
-		for range 2 * n {
-			if running = append(running, start()); n == 8 {
-				break
-			}
-		}
-	}
-	require.True(t, turn.take(true), "there was room for fifteen")
-	turn.passed()
-	require.False(t, turn.free(c, false))
-	full() // one that starts alone waits
-	end(running[0])
-	require.True(t, turn.free(c, false))
-	require.True(t, turn.take(false))
-	turn.start(q, 100, time.Hour, true)
-	full()
-	end(100)
-	require.True(t, turn.take(true))
-	require.True(t, turn.take(true))
-	turn.passed()
-	turn.narrow()
-	full()
-	turn.passed()
-	require.True(t, turn.may(true))
-
-	var in quarantine
-	in.saw([]lostJob{{5, 2}, {1, 1}, {2, 1}, {6, 3}})
-	few, beside := in.next()
-	require.Equal(t, []int64{1, 2}, few)
-	require.True(t, beside)
-	in.without(map[int64]bool{1: true, 6: true})
-	few, beside = in.next()
-	require.Equal(t, []int64{2}, few)
-	require.True(t, beside)
-	in.past(1)
-	few, beside = in.next()
-	require.Equal(t, []int64{5}, few)
-	require.False(t, beside)
-}
-
 // A job whose slot has come stands before the others that have lost as many leases, when no claim is under way.
 func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, pg.Quick{}, nil)
 	f := c.feeds[0]
-	f.quarantine.saw([]lostJob{{1, 1}, {2, 2}})
+	f.quarantine.Saw([]quarantine.Job{{ID: 1, Lost: 1}, {ID: 2, Lost: 2}})
 	f.busy = true
 	for id, lost := range map[int64]int{8: 1, 9: 2} {
 		c.suspended(&Lease{ID: id, Queue: f.queue, Lost: lost, hold: hold{slot: time.Now()}})
 		<-c.wake
 	}
 	c.hear(time.Now())
-	require.Equal(t, []int64{1, 2}, f.quarantine.ids, "an answer is awaited")
+	require.Equal(t, []int64{1, 2}, f.quarantine.IDs, "an answer is awaited")
 	f.busy = false
 	c.hear(time.Now())
-	require.Equal(t, []int64{8, 1, 9, 2}, f.quarantine.ids)
-	require.Equal(t, 2, f.quarantine.once)
+	require.Equal(t, []int64{8, 1, 9, 2}, f.quarantine.IDs)
+	few, _ := f.quarantine.Next()
+	require.Equal(t, []int64{8, 1}, few)
 	require.True(t, f.active)
-	f.quarantine.past(1)
-	require.Equal(t, 1, f.quarantine.once)
+	f.quarantine.Past(1)
+	few, _ = f.quarantine.Next()
+	require.Equal(t, []int64{1}, few)
 }
 
 // A completion that wants a place for the next job of its lane does not make its queue one that waits for connections: nobody
@@ -1188,7 +875,7 @@ func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
 	p := pace{rate: 4000, counted: 1000, countedAt: now}
 	require.EqualValues(t, 100, p.prefetch(s, now, 0))
 	require.EqualValues(t, 500, p.prefetch(s, now, 100*time.Millisecond))
-	require.EqualValues(t, chunkRows, p.prefetch(s, now, time.Second))
+	require.EqualValues(t, table.ChunkRows, p.prefetch(s, now, time.Second))
 	p.claimed([]*Lease{{Payload: make([]byte, 1<<20)}, {Bytes: make([]byte, 3<<20)}})
 	require.EqualValues(t, 8, p.prefetch(s, now, time.Second), "16 MiB of them")
 	p.claimed(nil)
@@ -1196,7 +883,7 @@ func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
 	for range 30 {
 		p.claimed([]*Lease{{Payload: json.RawMessage(`1`)}})
 	}
-	require.EqualValues(t, chunkRows, p.prefetch(s, now, time.Second), "small ones again")
+	require.EqualValues(t, table.ChunkRows, p.prefetch(s, now, time.Second), "small ones again")
 	p.careful = true
 	require.Zero(t, p.prefetch(s, now, time.Second), "a job of which no lease may be lost is claimed when it can start")
 }
@@ -1232,7 +919,7 @@ func TestLookBack(t *testing.T) {
 			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
 			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
 		}
-		b.saw(int64(ms)+1, at(ms), at(ms), moment)
+		b.saw(int64(ms)+1, at(ms), at(ms), rhythm.Moment)
 	}
 }
 
@@ -1241,11 +928,11 @@ func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
 	t.Parallel()
 	var b lookBack
 	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
-	b.saw(1, at(0), at(1), moment)
-	b.saw(100, at(30), at(130), moment)
-	b.saw(132, at(131), at(132), moment)
+	b.saw(1, at(0), at(1), rhythm.Moment)
+	b.saw(100, at(30), at(130), rhythm.Moment)
+	b.saw(132, at(131), at(132), rhythm.Moment)
 	require.Equal(t, int64(1), b.from, "the id 100 was drawn a millisecond ago")
-	b.saw(152, at(151), at(152), moment)
+	b.saw(152, at(151), at(152), rhythm.Moment)
 	require.Equal(t, int64(100), b.from)
 }
 
@@ -1292,7 +979,7 @@ func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 	}
 	const took = 2 * livelyHold
 	for n := range 10 {
-		require.Equal(t, min(time.Duration(n+1), aFifth)*took, rest(took, "of others"))
+		require.Equal(t, min(time.Duration(n+1), rhythm.Fifth)*took, rest(took, "of others"))
 	}
 	require.Equal(t, took, rest(took, DefaultQueue))
 	require.Equal(t, took, rest(took, DefaultQueue), "it is known that it is due")
@@ -1311,10 +998,10 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	took := livelyLook
 	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
 	require.True(t, c.looksAtNew())
-	require.Equal(t, aTwentieth*took, c.lookInterval())
+	require.Equal(t, rhythm.Twentieth*took, c.lookInterval())
 	c.q.store.Citus.Store(pg.CitusYes)
 	require.False(t, c.looksAtNew())
-	require.Equal(t, aFifth*took, c.lookInterval())
+	require.Equal(t, rhythm.Fifth*took, c.lookInterval())
 }
 
 // Where many others wait, a run that was woken announces itself after the job, and no later because of further ones. Otherwise it does
@@ -1335,9 +1022,9 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 			require.LessOrEqual(t, a.wait(now), time.Duration(0))
 			continue
 		}
-		require.Equal(t, moment, a.wait(now))
-		c.settle(f, now.Add(moment/2))
-		require.Equal(t, moment, a.wait(now))
+		require.Equal(t, rhythm.Moment, a.wait(now))
+		c.settle(f, now.Add(rhythm.Moment/2))
+		require.Equal(t, rhythm.Moment, a.wait(now))
 		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
 		c.settle(f, now)
 		require.LessOrEqual(t, a.wait(now), time.Duration(0))

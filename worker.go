@@ -15,6 +15,7 @@ import (
 
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 )
 
 // WorkerConfig configures a Worker. With the zero value a Worker works the queues of its handlers' kinds.
@@ -114,10 +115,10 @@ type Worker struct {
 
 // shared is what the workers of a process have in common, and Claim with them.
 type shared struct {
-	quarantine *quarantineTurn // of the process: the turn to start a job that has lost a lease
-	late       sync.Map        // token → lateHandler: handlers that do not return
-	far        distance        // of the database, for the slots of rates
-	held       heldLately      // jobs that may run again
+	quarantine *quarantine.Turn // of the process: the turn to start a job that has lost a lease
+	late       sync.Map         // token → lateHandler: handlers that do not return
+	far        distance         // of the database, for the slots of rates
+	held       heldLately       // jobs that may run again
 }
 
 // NewWorker checks the configuration and the handlers; there may be one handler for each kind. Jobs of other kinds are left

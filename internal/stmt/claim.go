@@ -43,7 +43,7 @@ first_alone as materialized (select pg_catalog.min(n) as n from c where alone)` 
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null, j.lane, j.lane_rule`
 
 // ClaimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the
-// others one by one: see quarantine.go. A handler is free for the first $9 jobs; the others are claimed
+// others one by one: see package quarantine. A handler is free for the first $9 jobs; the others are claimed
 // ahead.
 const ClaimJobs = `
 with place as materialized (

@@ -58,6 +58,11 @@ const (
 	UnknownFor   = 30 * 24 * time.Hour        // so long a client's key of unknown outcome stays, and
 	NotedEvery   = 24 * time.Hour             // that much longer: who asks for it is noted so often
 	CountsDelay  = 10 * time.Second           // in so long after a full minute workers write counts and rows
+
+	// The most jobs, leases, lanes or rows in one statement, their most bytes, and the most jobs that are
+	// claimed ahead: what comes next does not wait for long.
+	ChunkRows  = 2000
+	ChunkBytes = 16 << 20
 )
 
 // LinesLack is what is said where rows are missing (LacksRows).
