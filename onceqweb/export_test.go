@@ -64,3 +64,6 @@ func KeptAfter(n, bytes int) (kept int) {
 	runtime.KeepAlive(&c)
 	return kept
 }
+
+// Reads sets how long the page lets the database read.
+func (h *Handler) Reads(d time.Duration) { h.limits.read = d }

@@ -308,12 +308,17 @@ func (h *Handler) foreign(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "This came from another site's page. Nothing was changed.", http.StatusForbidden)
 }
 
-func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
-	header := w.Header()
+// secure sets the headers of every answer.
+func secure(header http.Header) {
 	header.Set("Content-Security-Policy", policy)
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "same-origin")
 	header.Set("Cache-Control", "no-store")
+}
+
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	secure(header)
 	name, found := strings.CutPrefix(r.URL.Path, h.cfg.Prefix)
 	if !found || h.cfg.Prefix != "" && name != "" && name[0] != '/' { // /admin/onceqjobs is somebody else's
 		http.NotFound(w, r)
@@ -390,8 +395,9 @@ type frame struct {
 	Page   string
 	Done   *onceqops.Action // what an action has done
 	Held   int              // effects that wait for a person, for the navigation; by queue no more than StatsCap
-	Behind string           // why the figures are old
 	Now    time.Time
+	Among  string   // the name of this one among several pages, and
+	Others []string // those of the others
 }
 
 func (h *Handler) render(w http.ResponseWriter, r *request, v *view) {
@@ -400,7 +406,10 @@ func (h *Handler) render(w http.ResponseWriter, r *request, v *view) {
 		w.WriteHeader(http.StatusSeeOther)
 		return
 	}
-	f := frame{view: v, App: h.cfg.Title, Assets: assets, Viewer: r.viewer, Page: v.Template, Now: h.now()}
+	f := &frame{view: v, App: h.cfg.Title, Assets: assets, Viewer: r.viewer, Page: v.Template, Now: h.now()}
+	if one, ok := r.Context().Value(amongKey{}).(among); ok {
+		f.Among, f.Others = one.Name, one.Others()
+	}
 	f.Acts, _ = r.viewer.may("")
 	if good := h.good.Load(); good != nil {
 		for _, s := range good.state.Queues {
@@ -410,15 +419,19 @@ func (h *Handler) render(w http.ResponseWriter, r *request, v *view) {
 	if done := r.values.Get("done"); done != "" {
 		f.Done = h.done(r, done)
 	}
+	write(w, r.Request, h.log, f)
+}
+
+func write(w http.ResponseWriter, r *http.Request, log *slog.Logger, f *frame) {
 	var b bytes.Buffer
-	if err := templates.ExecuteTemplate(&b, v.Template+".html", f); err != nil {
-		h.log.LogAttrs(r.Context(), slog.LevelError, "onceqweb: page", slog.String("page", v.Template), slog.Any("error", err))
+	if err := templates.ExecuteTemplate(&b, f.Template+".html", f); err != nil {
+		log.LogAttrs(r.Context(), slog.LevelError, "onceqweb: page", slog.String("page", f.Template), slog.Any("error", err))
 		http.Error(w, "onceqweb: this page cannot be shown; the log says why", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	if v.Status != 0 {
-		w.WriteHeader(v.Status)
+	if f.Status != 0 {
+		w.WriteHeader(f.Status)
 	}
 	if r.Method != http.MethodHead {
 		_, _ = w.Write(b.Bytes())

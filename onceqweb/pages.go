@@ -52,12 +52,8 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 	d.Findings = h.grouped(all)
 	n := min(len(d.Findings), maxGroups)
 	d.Findings, d.More = d.Findings[:n], d.Findings[n:]
+	d.Total = st.total()
 	for _, q := range st.Queues {
-		t := &d.Total
-		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
-		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
-		t.Oldest, t.More, t.Capped = max(t.Oldest, q.Oldest), t.More || q.More, t.Capped || q.Capped
-		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceqops.StatsCap, t.HeldMore || q.Held >= onceqops.StatsCap
 		d.Queues = append(d.Queues, st.row(q))
 	}
 	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(behind != "")["overview"])}, nil
@@ -85,6 +81,16 @@ func (h *Handler) masked(f onceqops.Finding) string {
 type totals struct {
 	onceqops.QueueStats
 	DeadMore, HeldMore bool // counting stopped in a queue
+}
+
+func (s *state) total() (t totals) {
+	for _, q := range s.Queues {
+		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
+		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
+		t.Oldest, t.More, t.Capped = max(t.Oldest, q.Oldest), t.More || q.More, t.Capped || q.Capped
+		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceqops.StatsCap, t.HeldMore || q.Held >= onceqops.StatsCap
+	}
+	return t
 }
 
 // live is where a page's stream is.

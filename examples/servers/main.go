@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"html/template"
 	"log"
 	"net/http"
 	"os"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqhttp"
-	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/onceqweb"
 )
 
@@ -81,12 +79,12 @@ func (f *fleet) serve(ctx context.Context, address string) error {
 		}
 		parts = append(parts, worker, reaper)
 	}
-	site, closeSite, err := f.site(onceqweb.Everybody)
+	site, err := f.site(onceqweb.Everybody)
 	if err != nil {
 		return err
 	}
 	server := &http.Server{Addr: address, Handler: site, ReadHeaderTimeout: 5 * time.Second}
-	server.RegisterOnShutdown(closeSite)
+	server.RegisterOnShutdown(site.Close)
 	return onceq.Serve(ctx, append(parts, onceqhttp.Part(server, 0))...)
 }
 
@@ -98,39 +96,17 @@ func (s *server) ships() onceq.Handler {
 }
 
 // site has a page that sums up all servers, and below it the page of each.
-func (f *fleet) site(viewer func(*http.Request) (onceqweb.Viewer, error)) (http.Handler, func(), error) {
-	mux := http.NewServeMux()
-	var pages []*onceqweb.Handler
+func (f *fleet) site(viewer func(*http.Request) (onceqweb.Viewer, error)) (*onceqweb.Several, error) {
+	pages := make(map[string]*onceqweb.Handler)
 	for _, s := range f.servers {
-		page, err := onceqweb.New(s.queue, s.pool, onceqweb.Config{Title: "shop, server " + s.name, Viewer: viewer})
+		page, err := onceqweb.New(s.queue, s.pool, onceqweb.Config{Title: "shop", Viewer: viewer})
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		pages = append(pages, page)
-		mux.Handle("/"+s.name+"/", http.StripPrefix("/"+s.name, page))
+		pages[s.name] = page
 	}
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		if _, err := viewer(r); err != nil {
-			http.Error(w, "You may not see this page.", http.StatusForbidden)
-			return
-		}
-		for _, s := range f.servers {
-			queues, err := onceqops.New(s.queue).Stats(r.Context())
-			if err := row.Execute(w, map[string]any{"Name": s.name, "Queues": queues, "Err": err}); err != nil {
-				return // the reader has gone
-			}
-		}
-	})
-	return mux, func() {
-		for _, p := range pages {
-			p.Close()
-		}
-	}, nil
+	return onceqweb.NewSeveral("shop", pages)
 }
-
-var row = template.Must(template.New("").Parse(`<p><a href="{{.Name}}/">Server {{.Name}}</a>{{with .Err}}: {{.}}{{end}}
-{{range .Queues}}<br>{{.Queue}}: {{.Waiting}} waiting, {{.Leased}} running, {{.Dead}} dead, {{.Held}} held{{end}}</p>
-`))
 
 // fleet is all servers. The first one has a row for every tenant.
 type fleet struct {

@@ -129,17 +129,16 @@ func TestSite(t *testing.T) {
 	_, err = f.place(t.Context(), order{"acme", 7})
 	require.NoError(t, err)
 	get := func(viewer func(*http.Request) (onceqweb.Viewer, error), path string) (int, string) {
-		site, closeSite, err := f.site(viewer)
+		site, err := f.site(viewer)
 		require.NoError(t, err)
-		defer closeSite()
+		defer site.Close()
 		w := httptest.NewRecorder()
 		site.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		return w.Code, w.Body.String()
 	}
 	_, sum := get(onceqweb.Everybody, "/")
-	require.Contains(t, sum, `<a href="a/">Server a</a>`)
-	require.Contains(t, sum, `<a href="b/">Server b</a>`)
-	require.Equal(t, 1, strings.Count(sum, "default: 1 waiting, 0 running"))
+	require.Contains(t, sum, `<a href="./a/">a</a>`)
+	require.Contains(t, sum, `<a href="./b/jobs?state=waiting">1</a>`)
 	_, page := get(onceqweb.Everybody, "/b/jobs")
 	require.Contains(t, page, "ship:7")
 	nobody := func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{}, fmt.Errorf("no") }

@@ -22,6 +22,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -219,7 +220,7 @@ func accessible(t *testing.T, axe, at string) chromedp.Action {
 		}
 		var found []string
 		wait := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
-		err := chromedp.Run(ctx, chromedp.Evaluate(axe+`; for (const d of document.querySelectorAll("details")) d.open = true;`, nil), chromedp.Evaluate(`axe.run(document, { resultTypes: ["violations"], rules: { "target-size": { enabled: true } } }).then((r) =>
+		err := chromedp.Run(ctx, chromedp.Evaluate(axe+`; for (const d of document.querySelectorAll("main details")) d.open = true;`, nil), chromedp.Evaluate(`axe.run(document, { resultTypes: ["violations"], rules: { "target-size": { enabled: true } } }).then((r) =>
 			r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + n.target + ": " + n.html.slice(0, 200) + ": " + n.failureSummary)))`, &found, wait))
 		for _, one := range found {
 			t.Errorf("%s: %s", at, one)
@@ -277,18 +278,60 @@ func TestBrowser_EveryPage(t *testing.T) {
 		{"again", "confirm?do=resolve-many&decision=applied&kind=charge&result=%7B", "Nothing was changed"},
 		{"error", "job?id=x", "not a number"},
 	} {
-		for _, w := range []struct {
-			suffix string
-			width  int64
-			scheme string
-		}{{"", 1440, "light"}, {"-dark", 1440, "dark"}, {"-tablet", 1024, "light"}, {"-tablet-dark", 1024, "dark"}, {"-phone", 390, "light"}, {"-phone-dark", 390, "dark"}} {
-			var title string
-			run(t, ctx, size(w.width, 900, w.scheme), chromedp.Navigate(s.base+p.path), shows(p.text), fits(t, p.name+w.suffix),
-				chromedp.Title(&title), picture(p.name+w.suffix, float64(w.width), map[bool]float64{false: 2400, true: 900}[w.width < 600]),
-				accessible(t, axe, p.name+w.suffix))
-			require.Contains(t, title, "billing, production", "markup did not run")
-		}
+		everywhere(t, ctx, axe, p.name, s.base+p.path, p.text)
 	}
+}
+
+// everywhere opens a page in windows of each width and theme.
+func everywhere(t *testing.T, ctx context.Context, axe, name, address, text string) {
+	t.Helper()
+	for _, w := range []struct {
+		suffix string
+		width  int64
+		scheme string
+	}{{"", 1440, "light"}, {"-dark", 1440, "dark"}, {"-tablet", 1024, "light"}, {"-tablet-dark", 1024, "dark"}, {"-phone", 390, "light"}, {"-phone-dark", 390, "dark"}} {
+		var title string
+		run(t, ctx, size(w.width, 900, w.scheme), chromedp.Navigate(address), shows(text), fits(t, name+w.suffix),
+			chromedp.Title(&title), picture(name+w.suffix, float64(w.width), map[bool]float64{false: 2400, true: 900}[w.width < 600]),
+			accessible(t, axe, name+w.suffix))
+		require.Contains(t, title, "billing, production", "markup did not run")
+	}
+}
+
+// Several databases: their overview follows them, and the page of each leads to the others.
+func TestBrowser_Several(t *testing.T) {
+	db, other := newDB(t), newDB(t)
+	trouble.Make(t, db)
+	pages := make(map[string]*onceqweb.Handler)
+	for name, one := range map[string]*queuetest.DB{"eu-1": db, "us-1": other} {
+		page, err := onceqweb.New(one.Queue, one.Pool, onceqweb.Config{Viewer: onCall, Title: "billing, production", Logger: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		pages[name] = page
+	}
+	gone, err := pgxpool.NewWithConfig(t.Context(), other.Pool.Config())
+	require.NoError(t, err)
+	gone.Close()
+	pages["us-2"], err = onceqweb.New(other.Queue, gone, onceqweb.Config{Viewer: onCall, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	all, err := onceqweb.NewSeveral("billing, production", pages)
+	require.NoError(t, err)
+	server := httptest.NewServer(all)
+	t.Cleanup(func() {
+		all.Close()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	ctx, axe := browser(t), axeScript(t)
+	everywhere(t, ctx, axe, "several", server.URL, "does not answer")
+	everywhere(t, ctx, axe, "several-one", server.URL+"/us-1/jobs", "No job is like this")
+	_, err = other.Queue.Enqueue(t.Context(), other.Pool, onceq.Job{Kind: "new", Payload: 1})
+	require.NoError(t, err)
+	run(t, ctx, chromedp.Navigate(server.URL), chromedp.WaitVisible(`a[href="./us-1/jobs?state=waiting"]`), chromedp.Click(`a[href="./us-1/"]`),
+		chromedp.WaitVisible(`.switch summary`), chromedp.Click(`.switch summary`), chromedp.Click(`.switch a[href="./../eu-1/"]`), shows("wait for a person"),
+		chromedp.Click(`.switch summary`), chromedp.Click(`.switch a[href="./../"]`), shows("All databases"))
+	_, err = other.Queue.Enqueue(t.Context(), other.Pool, onceq.Job{Kind: "new", Payload: 1})
+	require.NoError(t, err)
+	run(t, ctx, chromedp.Poll(`document.querySelector('a[href="./us-1/jobs?state=waiting"]').textContent === "2"`, nil)) // by itself
 }
 
 // A person finds the held charge and says what happened; another window, which shows the job, follows.

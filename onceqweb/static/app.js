@@ -53,7 +53,7 @@ async function take() {
         region.replaceChildren(...[...other.childNodes].map((node) => document.adoptNode(node)));
         if (at >= 0) region.querySelectorAll("a, button, input")[at]?.focus({ preventScroll: true });
       }
-      const nav = fresh.querySelector("header nav"), old = document.querySelector("header nav");
+      const nav = fresh.querySelector("header .bar > nav"), old = document.querySelector("header .bar > nav");
       if (nav && old && nav.innerHTML !== old.innerHTML && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(nav));
       const shown = fresh.querySelector("footer time"), before = document.querySelector("footer time");
       if (shown && before) before.replaceWith(document.adoptNode(shown));
@@ -197,5 +197,6 @@ document.addEventListener("DOMContentLoaded", () => {
   marks();
   if (location.hash === "#find") document.getElementById("find")?.focus();
   if (main && main.dataset.live && window.EventSource) follow();
+  if (main && main.dataset.every) setInterval(() => { if (!document.hidden) take(); }, 1000 * main.dataset.every);
 });
 window.addEventListener("pageshow", (event) => { if (event.persisted) for (const form of document.querySelectorAll("form.mark")) form.dispatchEvent(new Event("change")); });
