@@ -14,9 +14,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -58,11 +60,12 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		return nil, err
 	}
 	for looked := false; ; {
-		c := claim{queue: opts.Queue, Asked: cursor.Asked{Limit: opts.Limit, From: cursor.FromStart()}}
-		if err := q.claim(ctx, q.store.Pool, opts.Lease, 0, []*claim{&c}, statement, c.args(kinds)...); err != nil {
+		c := claimer.Ask{Queue: opts.Queue, Asked: cursor.Asked{Limit: opts.Limit, From: cursor.FromStart()}}
+		if err := q.claim(ctx, q.store.Pool, opts.Lease, 0, []*claimer.Ask{&c}, statement, claimArgs(&c, kinds)...); err != nil {
 			return nil, err
 		}
-		if len(c.leases) == 0 && !looked {
+		leases := c.Jobs.(leased)
+		if len(leases) == 0 && !looked {
 			looked = true // nobody but this call may be there to let jobs into their lanes
 			if n, err := q.promoteFor(ctx); err != nil {
 				return nil, err
@@ -70,7 +73,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 				continue
 			}
 		}
-		alive, ended, err := endExhausted(ctx, q, c.leases, opts.MaxLost)
+		alive, ended, err := endExhausted(ctx, q, leases, opts.MaxLost)
 		if err != nil || len(alive) > 0 || ended == 0 {
 			return alive, err
 		}
@@ -159,20 +162,6 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 	return &outcome{lease: l, state: StateDead, err: why, keep: -1}
 }
 
-// claim says what one claim asks of one queue, what it got, and what that means for the next one.
-type claim struct {
-	queue string
-	cursor.Asked
-	free  int64     // handlers; jobs beyond that are claimed ahead
-	alone bool      // the statement claims from no other queue
-	turn  *pg.Turn  // nil for none
-	along *pg.Along // goes with the claim, if nothing else does; nil for none
-
-	leases    leased
-	outOfTurn bool      // its turn did not come within turnPatience
-	began     time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
-}
-
 // leased are the jobs of a claim, in their order.
 type leased []*Lease
 
@@ -182,21 +171,33 @@ func (l leased) At(i int) cursor.Position {
 	return cursor.Position{Priority: int16(l[i].Priority), RunAt: l[i].RunAt, ID: l[i].ID} // #nosec G115 -- of a row
 }
 
-func (c *claim) args(kinds []string) []any {
+func (l leased) Bytes() (n int64) {
+	for _, one := range l {
+		n += int64(len(one.Payload) + len(one.Bytes))
+	}
+	return n
+}
+
+func (l leased) First() (job quarantine.Job, token int64) {
+	return quarantine.Job{ID: l[0].ID, Lost: l[0].Lost}, l[0].Token
+}
+
+// claimArgs are those of a claim of one queue.
+func claimArgs(c *claimer.Ask, kinds []string) []any {
 	priorities := make([]int16, len(c.From))
 	runAts := make([]time.Time, len(c.From))
 	ids := make([]int64, len(c.From))
 	for i, p := range c.From {
 		priorities[i], runAts[i], ids[i] = p.Priority, p.RunAt, p.ID
 	}
-	return []any{c.queue, priorities, runAts, ids, kinds, c.Limit}
+	return []any{c.Queue, priorities, runAts, ids, kinds, c.Limit}
 }
 
 // stmt.ClaimJobs claims jobs that have lost no lease, of one queue or several.
-func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run int64, kinds []string, asks []*claim) error {
+func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run int64, kinds []string, asks []*claimer.Ask) error {
 	if len(asks) == 1 {
-		statement, args := stmt.ClaimJobs, append(asks[0].args(kinds), asks[0].free)
-		if t := asks[0].turn; t != nil && t.Others {
+		statement, args := stmt.ClaimJobs, append(claimArgs(asks[0], kinds), asks[0].Free)
+		if t := asks[0].Turn; t != nil && t.Others {
 			statement, args = stmt.ClaimInTurn, append(args, t.Kinds, turnWritten.Microseconds())
 		}
 		return q.claim(ctx, db, lease, run, asks, statement, args...)
@@ -206,7 +207,7 @@ func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run i
 	var ids [3][]int64
 	queues, limits, free := make([]string, len(asks)), make([]int64, len(asks)), make([]int64, len(asks))
 	for i, c := range asks {
-		queues[i], limits[i], free[i] = c.queue, int64(c.Limit), c.free
+		queues[i], limits[i], free[i] = c.Queue, int64(c.Limit), c.Free
 		for n, p := range c.From {
 			priorities[n], runAts[n], ids[n] = append(priorities[n], p.Priority), append(runAts[n], p.RunAt), append(ids[n], p.ID)
 		}
@@ -219,7 +220,7 @@ func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run i
 }
 
 // claim runs one of the statements above. run is the one that claims, and 0 for Queue.Claim.
-func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64, asks []*claim, statement string, args ...any) error {
+func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64, asks []*claimer.Ask, statement string, args ...any) error {
 	holder := newHolder(run)
 	later := q.store.Pool // for what the leases' holders do without a transaction
 	if k, ok := db.(pg.Quick); ok {
@@ -234,8 +235,8 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 		limit += c.Limit
 	}
 	by := pg.Hot
-	by.Clock, by.Along = &now, cmp.Or(q.pauses.Along(), asks[0].along)
-	by.Turn = asks[0].turn // only a claim of one queue has one
+	by.Clock, by.Along = &now, cmp.Or(q.pauses.Along(), asks[0].Along)
+	by.Turn = asks[0].Turn // only a claim of one queue has one
 	args = append([]any{lease.Microseconds(), holder}, args...)
 	began := time.Now()
 	err := q.store.Send(ctx, db, by, statement, args, func(rows pgx.Rows) error {
@@ -253,7 +254,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			if err := l.read(rows, now, &n, &cut); err != nil {
 				return err
 			}
-			l.Queue = asks[n>>32].queue
+			l.Queue = asks[n>>32].Queue
 			leases, order = append(leases, l), append(order, n)
 		}
 		return rows.Err()
@@ -263,7 +264,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	}
 	distribute(asks, leases, order)
 	for _, c := range asks {
-		c.Now, c.began = now, began
+		c.Now, c.Began = now, began
 	}
 	if q.watched(EventClaimed.Level()) {
 		for _, l := range leases {
@@ -274,7 +275,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 }
 
 // distribute gives each ask its leases. order has the place of each lease: that of its ask in the upper half.
-func distribute(asks []*claim, leases []*Lease, order []int64) {
+func distribute(asks []*claimer.Ask, leases []*Lease, order []int64) {
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))
 		for i, l := range leases {
@@ -283,13 +284,16 @@ func distribute(asks []*claim, leases []*Lease, order []int64) {
 		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(place[a.ID], place[b.ID]) })
 		slices.Sort(order)
 	}
+	for _, c := range asks {
+		c.Jobs = leased(nil)
+	}
 	for i := 0; i < len(leases); {
 		k := order[i] >> 32
 		first := i
 		for i < len(leases) && order[i]>>32 == k {
 			i++
 		}
-		asks[k].leases = leases[first:i:i]
+		asks[k].Jobs = leased(leases[first:i:i])
 	}
 }
 

@@ -336,7 +336,7 @@ func chunk(all []encoded, places []int) (part, rest []int) {
 	size := 0
 	for n, i := range places {
 		size += len(all[i].json) + len(all[i].bytes) + len(all[i].header.metadata)
-		if n == chunkRows || n > 0 && size > chunkBytes {
+		if n == table.ChunkRows || n > 0 && size > table.ChunkBytes {
 			return places[:n], places[n:]
 		}
 	}

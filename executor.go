@@ -52,7 +52,7 @@ type executor struct {
 
 // accept takes what was claimed for a queue, and has each job run as soon as a slot is free.
 func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
-	s.outstanding.Add(int64(len(leases)))
+	s.Outstanding.Add(int64(len(leases)))
 	tasks, all := make([]task, len(leases)), make([]*task, len(leases))
 	x.tasks.mu.Lock()
 	for i, lease := range leases {
@@ -124,7 +124,7 @@ var errGoexit = errors.New("onceq: the handler ended its goroutine (by runtime.G
 
 // workOn runs the handler of tasks, of each by itself if alone says so.
 func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
-	s.busy.Add(1)
+	s.Busy.Add(1)
 	began := time.Now()
 	returned := false
 	defer func() {
@@ -140,7 +140,7 @@ func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
 				x.work(s)
 			})
 		}
-		s.worked.Add(int64(time.Since(began)))
+		s.Worked.Add(int64(time.Since(began)))
 		back := false
 		if x.tasks.anyLate.Load() {
 			for _, t := range tasks {
@@ -148,8 +148,8 @@ func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
 				back = back || late
 			}
 		}
-		s.returned.Add(int64(len(tasks)))
-		s.busy.Add(-1)
+		s.Returned.Add(int64(len(tasks)))
+		s.Busy.Add(-1)
 		if len(tasks) > 0 {
 			x.left(s, tasks)
 		}
@@ -204,13 +204,11 @@ func (x *executor) exited(tasks []*task) (ended, rest []*task) {
 func (x *executor) left(s *slots, tasks []*task) {
 	n := len(tasks)
 	if tasks[0].quarantined() {
-		n = s.width
-		s.quarantined.Add(-1)
+		n = s.Width
+		s.Quarantined.Add(-1)
 	}
-	if s.outstanding.Add(-int64(n)) <= s.low.Load() {
-		s.signal()
-	}
-	if s.pooled {
+	s.Left(int64(n))
+	if s.Pooled {
 		x.conns.Wake()
 	}
 }
@@ -219,8 +217,8 @@ func (x *executor) left(s *slots, tasks []*task) {
 func (x *executor) taken() (all bool, returned int64) {
 	all = true
 	for _, s := range x.slots {
-		all = all && s.outstanding.Load() >= int64(s.count)*int64(s.width)
-		returned += s.returned.Load()
+		all = all && s.Outstanding.Load() >= int64(s.Count)*int64(s.Width)
+		returned += s.Returned.Load()
 	}
 	return all, returned
 }
@@ -230,16 +228,6 @@ func (x *executor) giveBack(tasks []*task) {
 	for _, t := range tasks {
 		x.end(t, outcome{lease: t.lease, state: StateWaiting})
 	}
-}
-
-// giveBackWaiting gives back jobs of a queue that wait for a slot and for which this holds. Jobs in quarantine have theirs.
-func (x *executor) giveBackWaiting(s *slots, this func(unit) bool) (some bool) {
-	for _, u := range s.takeIf(func(u unit) bool { return !u.tasks[0].quarantined() && this(u) }) {
-		x.giveBack(u.tasks)
-		x.left(s, u.tasks)
-		some = true
-	}
-	return some
 }
 
 var errTimeout = errors.New("timeout")

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 )
 
 // run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses
@@ -28,11 +30,11 @@ type run struct {
 	outbox   *outbox
 	beats    *beats
 	exec     *executor
-	listener *listener // not run by Drain
+	listener *claimer.Listener // not run by Drain
 	presence *presence
 	tally    *tally
 	promoter *promoter
-	claimer  *claimer
+	claimer  *claimer.Claimer
 	drains   bool
 	cutShort bool  // Drain ended with work left, because its context ended
 	failed   error // what ended Drain
@@ -56,33 +58,38 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: pg.Quick{Own: own, Patience: beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
-		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
+		q: w.q, id: id, kinds: w.kinds, careful: w.careful, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.Shares,
 	}
 	r.presence = newPresence(w, id, pg.Quick{Own: own, Patience: pg.BriefWait}, db, r.tasks, &r.exec.limits, watch, r.tally)
 	r.tasks.stuckChanged = r.presence.rouse
-	r.claimer = newClaimer(w, id, pg.Quick{Own: own, Patience: pg.BriefWait}, r.exec)
-	r.listener = newListener(w, id, own, r.woken)
-	r.claimer.listener = r.listener
-	r.promoter = newPromoter(w, id, db, r.listener, r.claimer.live)
-	r.claimer.promoter, r.promoter.exec = r.promoter, r.exec
-	r.outbox.woken, r.exec.woken = r.claimer.live, r.claimer.live
-	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
-	for _, f := range r.claimer.feeds {
-		r.exec.slots[f.queue] = f.slots
-		r.exec.careful = r.exec.careful || f.pace.careful
+	var queues []*claimer.Slots
+	for name, cfg := range w.queues {
+		s := newSlots(w, name, cfg)
+		r.exec.slots[name] = s
+		queues = append(queues, &s.Slots)
 	}
+	r.claimer = claimer.New(claimer.Config{
+		Store: w.q.store, Troubles: &w.q.troubles, Log: w.q.log, Paused: w.q.pauses, Turn: w.q.quarantine, DB: pg.Quick{Own: own, Patience: pg.BriefWait},
+		Shares: &own.Shares, Worker: r.exec, ID: id, Kinds: w.kinds, Lease: w.lease, Poll: w.poll, Careful: w.careful, Besides: w.besides,
+	}, queues, r.woken)
+	r.listener = r.claimer.Listener
+	live := func(queue string) { r.claimer.Heard(queue, false) }
+	r.promoter = newPromoter(w, id, db, r.listener, live)
+	r.claimer.Promoter, r.promoter.exec = r.promoter, r.exec
+	r.outbox.woken, r.exec.woken = live, live
+	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
-	r.exec.suspended = r.claimer.suspended
+	r.exec.suspended = func(l *Lease) { r.claimer.Suspended(l.Queue, quarantine.Job{ID: l.ID, Lost: l.Lost}, l.slot) }
 	r.exec.extend = r.beats.extend
 	return r
 }
 
 // woken is the listener's.
 func (r *run) woken(queue string) {
-	r.claimer.woken(queue)
-	r.listener.waits.Store(false) // after that, or the claimer could set it once more
-	r.promoter.rouse(queue)
+	r.claimer.Heard(queue, true)
+	r.listener.Waits.Store(false) // after that, or the claimer could set it once more
+	r.promoter.Rouse(queue)
 }
 
 // work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain. Then it ends
@@ -94,11 +101,11 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	defer q.troubles.Ends(r.id)
 	ctx, r.exec.stop = context.WithCancelCause(ctx)
 	defer r.exec.stop(nil)
-	defer context.AfterFunc(r.claimer.db.Own.Closed, func() { r.exec.stop(errPoolClosed) })()
-	for _, f := range r.claimer.feeds {
-		if f.slots.pooled {
-			r.exec.conns.Join(f.slots)
-			defer r.exec.conns.Leave(f.slots)
+	defer context.AfterFunc(r.listener.DB.Own.Closed, func() { r.exec.stop(errPoolClosed) })()
+	for _, s := range r.exec.slots {
+		if s.Pooled {
+			r.exec.conns.Join(&s.Slots)
+			defer r.exec.conns.Leave(&s.Slots)
 		}
 	}
 	r.start(ctx, limit)
@@ -134,14 +141,14 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 func (r *run) start(ctx context.Context, limit int) {
 	r.drains = limit >= 0
 	if r.drains {
-		r.tasks.emptied, r.claimer.left = r.claimer.Rouse, limit
+		r.tasks.emptied = r.claimer.Rouse
 		r.exec.careful = true // what completions lease would not count
-		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, r.promoter) })
+		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.Drain(ctx, limit) })
 	} else {
 		r.exec.limits.first = r.presence.rouse
-		r.claiming.Go(func() { r.claimer.loop(ctx) })
+		r.claiming.Go(func() { r.claimer.Loop(ctx) })
 		r.claiming.Go(func() { r.promoter.loop(ctx) })
-		r.listener.db.Own.Join(&r.listener.Hearer)
+		r.listener.DB.Own.Join(&r.listener.Hearer)
 	}
 	r.presence.begin(r.drains)
 	r.outbox.start(&r.writing, r.drains)
@@ -159,11 +166,11 @@ func (r *run) end() (left error) {
 	r.exec.ending.Unlock()
 	r.claiming.Wait()
 	if !r.drains {
-		r.listener.unannounceAll()
+		r.listener.UnannounceAll()
 	}
 	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
-	for _, f := range r.claimer.feeds {
-		for _, u := range f.slots.takeAll() {
+	for _, s := range r.exec.slots {
+		for _, u := range s.takeAll() {
 			r.exec.giveBack(u.tasks)
 		}
 	}
@@ -196,7 +203,7 @@ func (r *run) end() (left error) {
 	close(r.stopBeats)
 	r.beating.Wait()
 	if !r.drains {
-		r.listener.db.Own.Leave(&r.listener.Hearer)
+		r.listener.DB.Own.Leave(&r.listener.Hearer)
 	}
 	leaving.Wait()
 	return left

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -90,7 +91,7 @@ func (o *outbox) take() []outcome {
 	for len(o.pending) == 0 && !o.closed {
 		o.ready.Wait()
 	}
-	n := min(len(o.pending), chunkRows)
+	n := min(len(o.pending), table.ChunkRows)
 	batch := append(make([]outcome, 0, n), o.pending[:n]...)
 	o.pending = append(o.pending[:0], o.pending[n:]...)
 	clear(o.pending[len(o.pending):min(cap(o.pending), len(o.pending)+n)])
@@ -116,7 +117,7 @@ func (o *outbox) loop() {
 func (o *outbox) tryLocked() {
 	defer o.writing.Done()
 	o.mu.Lock()
-	n := min(len(o.locked), chunkRows)
+	n := min(len(o.locked), table.ChunkRows)
 	batch := slices.Clone(o.locked[:n])
 	o.locked = slices.Delete(o.locked, 0, n)
 	o.mu.Unlock()

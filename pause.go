@@ -3,20 +3,17 @@ package onceq
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
-	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
 // A pause is a row: workers claim nothing of that queue, or of that kind, until the row is gone. They read the rows with
-// every look (look.go), and while they claim at most every paused.Fresh, in the message of a claim. What was read longer than
+// every look (package claimer), and while they claim at most every paused.Fresh, in the message of a claim. What was read longer than
 // paused.Old ago is read again before a claim. So a pause takes hold within paused.Old, however rarely a worker polls, and the
 // claim itself does not know of it: a claim asks for the kinds that are not paused, and a queue that is paused gets no
 // claim.
@@ -165,76 +162,4 @@ func (q *Queue) PauseKind(ctx context.Context, db DB, kind, note string) error {
 // ResumeKind is ResumeQueue for a kind. A queue that is paused itself stays so.
 func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, err error) {
 	return q.Resume(ctx, db, Pause{Kind: kind})
-}
-
-// obey takes what is known of pauses. A feed of which something was resumed begins anew, because such jobs are before the cursor.
-// What was claimed ahead and is paused now is given back.
-func (c *claimer) obey(p *paused.Set) {
-	if p == nil || p == c.pauses {
-		return
-	}
-	c.pauses = p
-	kinds := p.Open("", c.w.kinds)
-	changed := !slices.Equal(kinds, c.kinds)
-	resumed := slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(c.kinds, kind) })
-	c.kinds = kinds
-	c.holdsBack = len(kinds) < len(c.w.kinds)
-	for _, f := range c.feeds {
-		paused := len(kinds) == 0 || p.Queues[f.queue]
-		c.holdsBack = c.holdsBack || paused
-		if changed || paused != f.paused {
-			c.obeyIn(f, paused, resumed || f.paused && !paused)
-		}
-	}
-}
-
-// obeyIn takes for one feed that it is paused or open. again says that something of it was resumed.
-func (c *claimer) obeyIn(f *feed, paused, again bool) {
-	f.paused, f.anew = paused, f.busy && (f.anew || again)
-	f.moves++
-	f.quarantine.Forget()
-	if paused && f.slots.pooled {
-		c.exec.conns.WantNone(f.slots)
-	}
-	if again {
-		f.cursor.Restart()
-	}
-	if !paused {
-		c.isDue(f)
-	}
-	c.exec.giveBackWaiting(f.slots, func(u unit) bool { return paused || !slices.Contains(c.kinds, u.tasks[0].h.kind) })
-}
-
-var errPausesChanged = errors.New("onceq: something was paused or resumed")
-
-// maySend returns errPausesChanged if a claim of these kinds would not be as the pauses say that are known now.
-func (c *claimer) maySend(ctx context.Context, kinds []string, asks []*claim) error {
-	old := paused.Old
-	if asks[0].turn != nil {
-		old -= turnPatience
-	}
-	p, err := c.q.pauses.Now(ctx, c.q.store, c.db, old)
-	if err != nil {
-		return err
-	}
-	if !slices.Equal(p.Open("", c.w.kinds), kinds) || slices.ContainsFunc(asks, func(a *claim) bool { return p.Queues[a.queue] }) {
-		return errPausesChanged
-	}
-	return nil
-}
-
-// readPaused reads what is paused if no look has done that lately and anything of this worker is.
-func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
-	if c.pauses == nil || now.Sub(c.pauses.At) < paused.Old-paused.Fresh || now.Before(c.looks.notAgain) || !c.holdsBack {
-		return false
-	}
-	c.send(&c.keeps, func() func() {
-		_, err := c.q.pauses.Now(ctx, c.q.store, c.db, paused.Old)
-		return func() {
-			if err != nil {
-				c.lookFailed(ctx, err)
-			}
-		}
-	})
-	return true
 }

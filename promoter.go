@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/rhythm"
@@ -26,7 +26,7 @@ type promoter struct {
 	q        *Queue
 	id       int64         // of the run
 	db       *pgxpool.Pool // the worker's own
-	listener *listener
+	listener *claimer.Listener
 	woken    func(queue string)     // called for each queue with a job that became live
 	exec     *executor              // starts what is leased at once; nil for Claim
 	laned    bool                   // a kind of the worker has lanes
@@ -38,16 +38,9 @@ type promoter struct {
 	heard    atomic.Pointer[string] // the queue that the worker was woken for, until a look has taken it. Anybody may set it
 	again    time.Duration          // how soon a lane is looked at again whose next job is locked
 
+	lookback
 	waited bool             // the worker had announced that it waits when this last looked
-	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
-	wide   time.Time        // the same of looks that were not brief; earlier, by promoteMargin at most, if one met another promoter
-	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
-	old    bool             // the next look is for those
 	took   time.Duration    // its latest look
-	back   rhythm.Pass      // the latest look for calls of late that was not brief
-	came   bool             // the latest look for all calls, or for those of late, found some
-	owes   bool             // it found none and was brief: one that is not comes soon
-	rescan time.Time        // when it looks for all calls again
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
 	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
@@ -59,7 +52,19 @@ type promoter struct {
 	returned int64         // how many jobs' handlers had ever returned when it last asked
 }
 
-func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
+// lookback is how far a promoter's looks for calls have gone back.
+type lookback struct {
+	looked time.Time   // when it last looked for all calls, or for those of late, by the database's clock
+	wide   time.Time   // the same of looks that were not brief; a little earlier if one met another promoter
+	onward time.Time   // calls that looks have left, as more than a chunk, are due from then on; zero: there are none
+	old    bool        // the next look is for those
+	back   rhythm.Pass // the latest look for calls of late that was not brief
+	came   bool        // the latest look for all calls, or for those of late, found some
+	owes   bool        // it found none and was brief: one that is not comes soon
+	rescan time.Time   // when it looks for all calls again
+}
+
+func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *claimer.Listener, woken func(string)) *promoter {
 	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, kinds: w.kinds, wake: make(chan struct{}, 1), again: promoteAgain}
 	for _, h := range w.handlers {
 		p.laned = p.laned || h.laned
@@ -73,19 +78,19 @@ func (p *promoter) lately() bool {
 	return met > 0 && time.Since(processStart)-time.Duration(met) < 10*time.Minute
 }
 
-// expects reports whether what the worker is woken for may be in a lane: a kind of it has lanes, or it has met such jobs lately. The
+// Expects reports whether what the worker is woken for may be in a lane: a kind of it has lanes, or it has met such jobs lately. The
 // first job with a lane of its own (Job.Lane) is not expected, and waits for a look.
-func (p *promoter) expects() bool { return p.laned || p.lately() }
+func (p *promoter) Expects() bool { return p.laned || p.lately() }
 
-// rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
-func (p *promoter) rouse(queue string) {
-	if !p.expects() {
+// Rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
+func (p *promoter) Rouse(queue string) {
+	if !p.Expects() {
 		return
 	}
 	if queue != "" {
 		p.heard.Store(&queue)
 	}
-	p.called(false)
+	p.Called(false)
 }
 
 // first returns what leases the job that the worker was woken for, if it comes into a lane, or nil if that is left to a claim.
@@ -94,16 +99,16 @@ func (p *promoter) first() *successor {
 	if queue == nil || p.exec == nil {
 		return nil
 	}
-	name, looks := moreOf(*queue)
+	name, looks := claimer.MoreOf(*queue)
 	if n := p.exec.first(*queue); n != nil || looks == 0 {
 		return n
 	}
 	return p.exec.first(name)
 }
 
-// called is rouse after a look of the claimer has seen a call. all says that it looked for all calls, also for those that
+// Called is Rouse after a look of the claimer has seen a call. all says that it looked for all calls, also for those that
 // came late. Anybody may call it.
-func (p *promoter) called(all bool) {
+func (p *promoter) Called(all bool) {
 	if all {
 		p.anew.Store(true)
 	}
@@ -113,16 +118,10 @@ func (p *promoter) called(all bool) {
 	}
 }
 
-// follows reports whether a look at some feeds asks for calls too: if it is one for what was enqueued just before the worker
-// announced that it waits, which may be in a lane.
-func (p *promoter) follows(feeds []*feed) bool {
-	return p.expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.follows })
-}
-
 // told is called after the end of jobs that others wait for. Anybody may call it.
 func (p *promoter) told() {
 	p.seen.Store(true)
-	p.called(false)
+	p.Called(false)
 }
 
 // promoted is what one look found.
@@ -190,7 +189,7 @@ func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 			timer.Stop()
 			return false
 		case <-timer.C:
-			if !p.listener.waits.Load() || next > 0 && !time.Now().Before(due) {
+			if !p.listener.Waits.Load() || next > 0 && !time.Now().Before(due) {
 				return true
 			}
 		}
@@ -202,7 +201,7 @@ func (p *promoter) hears(ctx context.Context, next time.Duration) bool {
 // often many of them, as when the members of a large group end one by one: then they gather for a short time,
 // whoever wakes it.
 func (p *promoter) rest(ctx context.Context, did promoted) bool {
-	waits := p.listener.Confirmed.Load() && p.listener.waits.Load()
+	waits := p.listener.Confirmed.Load() && p.listener.Waits.Load()
 	before := p.waited
 	p.waited = waits
 	wait := promoteIdle
@@ -220,7 +219,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 		p.pause = 0
 		return p.restBusy(ctx, did)
 	case waits && !before:
-		wait = 2 * quietFor // a job may have been committed just before the announcement
+		wait = 2 * rhythm.QuietFor // a job may have been committed just before the announcement
 	default:
 		wait = rhythm.LongestNap
 	}
@@ -274,7 +273,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		timer.Stop()
 		began := time.Now()
-		if did.next > 0 && !began.Before(next) || p.anew.Load() || !began.Before(p.rescan) || p.listener.waits.Load() {
+		if did.next > 0 && !began.Before(next) || p.anew.Load() || !began.Before(p.rescan) || p.listener.Waits.Load() {
 			return true
 		}
 		full, returned := p.exec.taken()
@@ -286,7 +285,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		p.returned, latest, p.full = returned, began, min(max(rhythm.Moment, 2*p.full), rhythm.Briefly)
 		var due bool
-		if err := p.q.store.QueryRow(ctx, p.db, stmt.AnyCalls, []any{p.wide.Add(-promoteMargin)}, &due); err != nil || due {
+		if err := p.q.store.QueryRow(ctx, p.db, stmt.AnyCalls, []any{p.wide.Add(-claimer.CallMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
@@ -296,7 +295,7 @@ func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
-// that were called more than promoteMargin ago.
+// that were called more than claimer.CallMargin ago.
 //
 // A look steps over the calls that were handled since the time from which it looks, where vacuum has not come by. That is much while
 // calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief.
@@ -319,10 +318,10 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 			return did, err
 		}
 		did.calls++ // look again, for all calls
-		p.called(true)
+		p.Called(true)
 	}
 	if l.full {
-		p.rescan = began.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*time.Since(began)), promoteLate))
+		p.rescan = began.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*time.Since(began)), claimer.AllCallsEvery))
 	}
 	if did.families && ctx.Err() == nil {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
@@ -331,6 +330,18 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		}
 	}
 	return did, nil
+}
+
+// Drain lets jobs into their lanes, and reports whether there may be more to do. The last look, while nothing runs, is for all calls,
+// because a handler may have committed some late, and for the ends of jobs that nobody tells. What is locked by a job of this drain
+// that still runs comes at the next look, and not after the drain has ended.
+func (p *promoter) Drain(ctx context.Context, idle bool) (more bool, err error) {
+	if p.again = 0; idle {
+		p.again = promoteAgain
+		p.anew.Store(true)
+	}
+	did, err := p.promote(ctx)
+	return did.calls > 0 || did.more || did.busy, err
 }
 
 // callLook is from when on a look takes calls, and which.
@@ -351,7 +362,7 @@ func (p *promoter) nextLook(began time.Time) callLook {
 	case l.brief:
 		l.from = p.looked.Add(-rhythm.Briefly)
 	case !l.old:
-		l.from = p.wide.Add(-promoteMargin)
+		l.from = p.wide.Add(-claimer.CallMargin)
 	}
 	return l
 }
@@ -364,8 +375,8 @@ func (p *promoter) lookedFrom(l callLook, did promoted, now, left time.Time) {
 		case l.brief:
 		case !did.busy:
 			p.wide = now
-		case p.wide.Before(now.Add(-promoteMargin)): // the other promoter may not look back as far
-			p.wide = now.Add(-promoteMargin)
+		case p.wide.Before(now.Add(-claimer.CallMargin)): // the other promoter may not look back as far
+			p.wide = now.Add(-claimer.CallMargin)
 		}
 	}
 	if !l.old && !l.brief {
@@ -384,7 +395,7 @@ type laneTimes struct {
 }
 
 // isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
-// by one that goes back by promoteMargin.
+// by one that goes back by claimer.CallMargin.
 func (p *promoter) isBrief(began time.Time) bool {
 	return p.came && began.Sub(p.back.Ended) < min(10*p.back.Took, rhythm.BriefLongest)
 }

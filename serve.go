@@ -85,7 +85,7 @@ func (w *Worker) Alive() error {
 		}
 		return fmt.Errorf("onceq: %s", strings.Join(all, "; "))
 	}
-	if next := r.claimer.next.Load(); next != nil && time.Since(*next) > 30*time.Second {
+	if next := r.claimer.Next.Load(); next != nil && time.Since(*next) > 30*time.Second {
 		return fmt.Errorf("onceq: the worker's loop should have gone on at %s and stands still", table.Stamp(*next))
 	}
 	return nil

@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -9,42 +10,30 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 )
 
-// slots are where the handlers of one queue run. They count the queue's jobs that are in a slot or on their way to one: the
-// claimer adds, and the executor subtracts. A slot is no goroutine: one begins when there is work for a slot, and ends when
+// slots are where the handlers of one queue run. A slot is no goroutine: one begins when there is work for a slot, and ends when
 // nothing waits.
 type slots struct {
-	queue   string
-	keep    int64 // how long history is kept if the kind does not say, as in outcome.keep
-	count   int
-	width   int    // jobs that one slot takes at once
-	pooled  bool   // the queue has transactional kinds: each of their running handlers holds a connection of the pool
-	mayHold int    // how many such connections all of the worker's queues may hold together
-	signal  func() // tells the claimer that there may be room
+	claimer.Slots
+	keep int64 // how long history is kept if the kind does not say, as in outcome.keep
 
 	mu      sync.Mutex // guards what follows
 	waiting []unit     // what was claimed and waits for a slot
 	late    []unit     // what waited too long for the rate of a limit, and needs a new time (rate.go)
 	asking  bool       // a goroutine asks for new times
 	running int        // goroutines, one for each slot that is in use
-
-	outstanding atomic.Int64              // jobs that are claimed or about to be, and whose handler has not returned; the claimer adds, the executor subtracts
-	quarantined atomic.Int32              // slots that jobs in quarantine occupy; the claimer adds, the executor subtracts
-	busy        atomic.Int32              // slots that run handlers; written by the executor
-	returned    atomic.Int64              // jobs whose handlers have ever returned; written by the executor
-	worked      atomic.Int64              // nanoseconds that they took, added up; written by the executor
-	end         atomic.Pointer[time.Time] // when the claim ended that found no more jobs; nil: there may be some. Written by the claimer
-	low         atomic.Int64              // when outstanding falls to this, the claimer wants a signal; written by the claimer
 }
 
-func newSlots(w *Worker, queue string, c QueueConfig, signal func()) *slots {
+func newSlots(w *Worker, queue string, c QueueConfig) *slots {
 	s := &slots{
-		queue: queue, keep: w.keeps[queue], count: c.Concurrency, width: 1, pooled: w.pooledIn[queue], mayHold: w.mayHold, signal: signal,
+		keep: w.keeps[queue], Slots: claimer.Slots{Queue: queue, Count: c.Concurrency, Width: 1, Pooled: w.pooledIn[queue], Conns: w.mayHold},
 	}
 	for _, h := range w.handlers {
-		s.width = max(s.width, h.size)
+		s.Width = max(s.Width, h.size)
 	}
 	return s
 }
@@ -62,7 +51,7 @@ func (s *slots) put(units []unit, first bool) (begin int) {
 	} else {
 		s.waiting = append(s.waiting, units...)
 	}
-	begin = min(s.count-s.running, len(s.waiting))
+	begin = min(s.Count-s.running, len(s.waiting))
 	s.running += begin
 	return begin
 }
@@ -126,12 +115,6 @@ func (s *slots) takeAll() []unit {
 	return all
 }
 
-// foundEnd reports whether, as far as is known, no job of the queue waits to be claimed.
-func (s *slots) foundEnd() bool {
-	at := s.end.Load()
-	return at != nil && time.Since(*at) < nextFor
-}
-
 // anyWait reports whether anything waits for a slot.
 func (s *slots) anyWait() bool {
 	s.mu.Lock()
@@ -139,39 +122,41 @@ func (s *slots) anyWait() bool {
 	return len(s.waiting) > 0
 }
 
-// Used is how many slots are in use, or have jobs claimed for them.
-func (s *slots) Used() int {
-	jobs := int(s.outstanding.Load())
-	return min(s.count, max((jobs+s.width-1)/s.width, int(s.busy.Load())))
+// What the claimer asks of the executor: see claimer.Worker.
+
+func (x *executor) Claim(ctx context.Context, db pg.Quick, kinds []string, asks []*claimer.Ask) error {
+	return x.q.claimJobs(ctx, db, x.lease, x.id, kinds, asks)
 }
 
-// reserve takes a place for one job, if a handler is free for it and no other queue waits for a connection. own are the
-// places of the caller's that are about to become free.
-func (s *slots) reserve(c *pg.Shares, own int64) bool {
-	take := func(usable int) bool {
-		for {
-			n := s.outstanding.Load()
-			if n-own >= int64(usable*s.width) {
-				return false
-			}
-			if s.outstanding.CompareAndSwap(n, n+1) {
-				return true
-			}
-		}
+func (x *executor) ClaimOne(ctx context.Context, db pg.Quick, kinds []string, ask *claimer.Ask, few []int64) (gone int, err error) {
+	err = x.q.claim(ctx, db, x.lease, x.id, []*claimer.Ask{ask}, stmt.ClaimOne, few, ask.Queue, kinds)
+	if ask.Got() > 0 {
+		one := ask.Jobs.(leased)[0]
+		gone = DefaultMaxLost - x.handlers[one.Kind].maxLost + one.Lost
 	}
-	if s.pooled {
-		return c.Reserve(s, take)
-	}
-	return take(s.count)
+	return gone, err
 }
 
-// How the queue shares the pool's connections: see pg.Shares.
+func (x *executor) Accept(queue string, jobs claimer.Jobs, began time.Time) (anyWait bool) {
+	s := x.slots[queue]
+	x.accept(s, jobs.(leased), began)
+	return s.anyWait()
+}
 
-func (s *slots) Most() int { return s.count }
+// GiveBack leaves out jobs in quarantine, which have a slot.
+func (x *executor) GiveBack(queue string, this func(kind string, since time.Time) bool) (some, anyWait bool) {
+	s := x.slots[queue]
+	for _, u := range s.takeIf(func(u unit) bool { return !u.tasks[0].quarantined() && this(u.tasks[0].h.kind, u.since) }) {
+		x.giveBack(u.tasks)
+		x.left(s, u.tasks)
+		some = true
+	}
+	return some, s.anyWait()
+}
 
-func (s *slots) MayHold() int { return s.mayHold }
+func (x *executor) Held() map[int64]bool { return x.tasks.held() }
 
-func (s *slots) Rouse() { s.signal() }
+func (x *executor) HoldsNone() bool { return x.tasks.holdsNone() }
 
 // poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers run or wait for one: a
 // handler that asks the pool for one more may then wait for handlers that do the same, or for ever if the application gives none back.

@@ -50,7 +50,7 @@ func (x *executor) successor(o outcome, own int64) *successor {
 		return nil
 	}
 	s := x.slots[l.Queue]
-	if s == nil || !s.foundEnd() || l.Limit != "" && s.outstanding.Load() > nextFew {
+	if s == nil || !s.FoundEnd() || l.Limit != "" && s.Outstanding.Load() > nextFew {
 		return nil
 	}
 	return x.reserve(s, own, 0)
@@ -62,7 +62,7 @@ func (x *executor) first(queue string) *successor {
 	if s == nil || x.careful {
 		return nil
 	}
-	return x.reserve(s, 0, int64(s.width))
+	return x.reserve(s, 0, int64(s.Width))
 }
 
 // reserve reserves a place in s for a job that is leased without a claim, and leaves so many others free. It returns nil if there
@@ -73,11 +73,11 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 	}
 	x.ending.Lock()
 	defer x.ending.Unlock()
-	if x.stopping.Load() || !s.reserve(x.conns, own-others) {
+	if x.stopping.Load() || !s.Reserve(x.conns, own-others) {
 		return nil
 	}
 	x.handling.Add(1)
-	return &successor{x: x, s: s, own: own, queue: s.queue, holder: newHolder(x.id), began: time.Now()}
+	return &successor{x: x, s: s, own: own, queue: s.Queue, holder: newHolder(x.id), began: time.Now()}
 }
 
 // args are those of stmt.FinishNext.
@@ -137,7 +137,7 @@ func (n *successor) end(ok bool) (leased bool) {
 	}
 	n.known = n.known && ok // of what came before the answer was lost nothing is started
 	switch leased = ok && n.lease != nil; {
-	case leased && n.s.outstanding.Load()-n.own > int64(n.s.count*n.s.width): // a claim came in between
+	case leased && n.s.Outstanding.Load()-n.own > int64(n.s.Count*n.s.Width): // a claim came in between
 		n.x.outbox.add(outcome{lease: n.lease, state: StateWaiting})
 	case leased:
 		if n.x.q.watched(EventClaimed.Level()) {
@@ -150,9 +150,7 @@ func (n *successor) end(ok bool) (leased bool) {
 			}
 		}
 	}
-	if n.s.outstanding.Add(-1) <= n.s.low.Load() {
-		n.s.signal()
-	}
+	n.s.Left(1)
 	n.x.conns.Wake()
 	if leased && n.calls { // otherwise there is a claim next, which tells the promoter
 		n.x.told()

@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq/internal/citus"
-	"github.com/onceq/onceq/internal/cursor"
+	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/listing"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
@@ -35,85 +35,18 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// A brief claim that found nothing is followed by a claim soon, whether the queue is announced or not, and where many others wait by
-// a look at the time when a claim looks back. One that looked back is not.
-func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	for name, set := range map[string]func(*claimer, *feed){
-		"announced": func(_ *claimer, f *feed) { f.announced = time.Now() },
-		"not":       func(*claimer, *feed) {},
-		"lively":    func(c *claimer, _ *feed) { c.announcement.lively = true },
-		"backed":    func(c *claimer, _ *feed) { c.announcement.backed = true },
-	} {
-		c := newClaimer(w, 1, pg.Quick{}, nil)
-		c.listener = &listener{q: w.q}
-		c.listener.Confirmed.Store(true)
-		f, now := c.byName[DefaultQueue], time.Now()
-		claimed := func(how cursor.Look) {
-			f.again, f.lookAt, c.looks.soon, f.found = time.Time{}, time.Time{}, nil, now.Add(-time.Hour)
-			c.took(f, &claim{Asked: cursor.Asked{From: cursor.FromStart(), Limit: 1, Now: now}}, how, now.Add(-100*time.Millisecond), now)
-		}
-		set(c, f)
-		claimed(cursor.Whole)
-		require.True(t, f.again.IsZero() || name == "not" && f.announced.IsZero(), name)
-		require.False(t, f.lookAt.After(now), name)
-		f.pause = 0
-		for range 10 { // in the end each pause is as long as they get
-			claimed(cursor.Brief)
-			if name == "backed" {
-				require.True(t, f.again.IsZero(), "that would take what others were woken for")
-				require.Equal(t, f.cursor.NextLook(), f.lookAt)
-				continue
-			}
-			require.True(t, f.again.After(now), name)
-			require.False(t, f.again.After(now.Add(rhythm.Moment)), name)
-			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
-			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
-			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
-			f.announced, c.announcement.wanted = time.Time{}, false
-			set(c, f)
-		}
-	}
-}
-
-func TestMoreOf(t *testing.T) {
-	t.Parallel()
-	for payload, want := range map[string]struct {
-		queue string
-		looks time.Duration
-	}{
-		"default":                          {},
-		"":                                 {},
-		"\x1f15\x1fdefault":                {"default", looksBriefly},
-		"\x1f100\x1fdefault":               {"default", looksLong},
-		"\x1f100\x1f\x1f15\x1fa":           {"\x1f15\x1fa", looksLong},
-		"\x1f100\x1f":                      {"", looksLong},
-		"\x1fdefault":                      {},
-		"\x1f\x1fdefault":                  {},
-		"\x1f-1\x1fdefault":                {},
-		"\x1f0\x1fdefault":                 {"default", 0},
-		"\x1f99999999999999999999\x1fsome": {},
-	} {
-		queue, looks := moreOf(payload)
-		require.Equal(t, want.queue, queue, "%q", payload)
-		require.Equal(t, want.looks, looks, "%q", payload)
-	}
-}
-
 // A promoter whose worker waits leaves it to the looks whether there are calls, but for one that it knows of.
 func TestPromoter_WaitsForTheCallThatItKnowsOf(t *testing.T) {
 	t.Parallel()
-	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1)}
-	p.listener.waits.Store(true)
+	p := &promoter{listener: &claimer.Listener{}, wake: make(chan struct{}, 1)}
+	p.listener.Waits.Store(true)
 	began := time.Now()
 	require.True(t, p.hears(t.Context(), 50*time.Millisecond))
 	require.GreaterOrEqual(t, time.Since(began), 50*time.Millisecond)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.False(t, p.hears(ended, 10*time.Minute))
-	p.called(false)
+	p.Called(false)
 	require.True(t, p.hears(t.Context(), 10*time.Minute))
 }
 
@@ -138,9 +71,9 @@ func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
 // A brief look that found no calls is soon followed by one that is not brief, however long ago calls were found.
 func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
 	t.Parallel()
-	p := &promoter{listener: &listener{}, wake: make(chan struct{}, 1), laned: true}
+	p := &promoter{listener: &claimer.Listener{}, wake: make(chan struct{}, 1), laned: true}
 	p.listener.Confirmed.Store(true)
-	p.listener.waits.Store(true)
+	p.listener.Waits.Store(true)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	p.rest(ended, promoted{})
@@ -148,28 +81,6 @@ func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
 	p.owes = true
 	p.rest(ended, promoted{})
 	require.NotZero(t, p.pause, "it rests for long")
-}
-
-// One write of the announcement that waited for the disk does not keep the next one for longer.
-func TestClaimer_RestsBetweenAnnouncements(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	c.listener = &listener{q: w.q}
-	rest := func(took time.Duration) time.Duration {
-		c.announcement.written = time.Now().Add(-took)
-		c.announced(nil, nil, c.announcement.era, nil)
-		return c.announcement.rest
-	}
-	for range 4 {
-		rest(2 * time.Millisecond)
-	}
-	require.Less(t, rest(200*time.Millisecond), rhythm.Briefly)
-	for range 2 {
-		rest(200 * time.Millisecond)
-	}
-	require.Equal(t, rhythm.Briefly, rest(200*time.Millisecond))
 }
 
 // That nobody waits is believed for a while: of this queue, or of all.
@@ -186,8 +97,8 @@ func TestQueue_IsQuiet(t *testing.T) {
 		{nobodyWaits, now, true, true},
 		{noneWaits, time.Time{}, false, false},
 		{nobodyWaits, time.Time{}, false, false},
-		{noneWaits, time.Now().Add(-quietFor), false, false},
-		{nobodyWaits, time.Now().Add(-quietFor), false, false},
+		{noneWaits, time.Now().Add(-rhythm.QuietFor), false, false},
+		{nobodyWaits, time.Now().Add(-rhythm.QuietFor), false, false},
 	} {
 		q := new(Queue)
 		q.setQuiet("one", c.who, c.asked)
@@ -219,30 +130,6 @@ func TestStatements_WorkInFIPSMode(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, string(text), "md5", name)
 	}
-}
-
-// A feed begins anew when something of it was resumed, because that is before its cursor, and not when something was paused.
-func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
-	t.Parallel()
-	nothing := func(context.Context, *Lease, int) error { return nil }
-	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: []string{"other"}}, Kind[int]{Name: "k"}.Handle(nothing), Kind[int]{Name: "l"}.Handle(nothing))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, &executor{q: w.q})
-	c.listener = &listener{q: w.q}
-	f, other := c.byName[DefaultQueue], c.byName["other"]
-	obey := func(what, name []string) (anew, otherAnew bool) {
-		now := time.Now()
-		f.cursor.ReachedEnd(now)
-		other.cursor.ReachedEnd(now)
-		c.obey(c.q.pauses.Take(now, what, name))
-		return f.cursor.Places[0].RunAt.Equal(cursor.Beginning), other.cursor.Places[0].RunAt.Equal(cursor.Beginning)
-	}
-	begins := func(anew, otherAnew bool) []bool { return []bool{anew, otherAnew} }
-	require.Equal(t, []bool{false, false}, begins(obey([]string{pausesKind}, []string{"k"})))
-	require.Equal(t, []bool{false, false}, begins(obey([]string{pausesKind, pausesQueue}, []string{"k", DefaultQueue})))
-	require.Equal(t, []bool{true, false}, begins(obey([]string{pausesKind}, []string{"k"})))
-	require.Equal(t, []bool{true, true}, begins(obey([]string{pausesKind}, []string{"l"})))
-	require.Equal(t, []bool{true, true}, begins(obey(nil, nil)))
 }
 
 // A process that stood still for longer than a lease starts none of the jobs that it had claimed, and says so once for each.
@@ -288,7 +175,7 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: tasks, handlers: map[string]*Handler{"k": h},
 		outbox: newOutbox(q, 1, nil, time.Minute, t.Context(), tasks, nil)}
 	x.stopping.Store(true)
-	x.accept(&slots{count: 1, width: 1, signal: func() {}}, []*Lease{{ID: 1, Kind: "k", hold: hold{q: q}}}, time.Now())
+	x.accept(&slots{Slots: claimer.Slots{Count: 1, Width: 1, Signal: func() {}}}, []*Lease{{ID: 1, Kind: "k", hold: hold{q: q}}}, time.Now())
 	x.handling.Wait()
 	x.outbox.close()
 	given := x.outbox.take()
@@ -297,29 +184,30 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	require.False(t, given[0].spend)
 }
 
-// A notification names a queue, after lookMore or not, and a queue may have a name that begins like that. One look takes it.
+// A notification names a queue, after a mark and a time or not, and a queue may have a name that begins like that. One look takes it.
 func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
 	q.pauses.Latest.Store(&paused.Set{At: time.Now().Add(time.Hour)})
 	x := &executor{q: q, slots: make(map[string]*slots)}
-	const more = lookMore + "15" + lookMore
-	for _, queue := range []string{"mail", lookMore + "odd"} {
-		x.slots[queue] = &slots{queue: queue, count: 2, width: 1}
+	const mark = "\x1f"
+	const more = mark + "15" + mark
+	for _, queue := range []string{"mail", mark + "odd"} {
+		x.slots[queue] = &slots{Slots: claimer.Slots{Queue: queue, Count: 2, Width: 1}}
 	}
 	p := &promoter{exec: x, laned: true, wake: make(chan struct{}, 1)}
-	for heard, queue := range map[string]string{"mail": "mail", more + "mail": "mail", lookMore + "odd": lookMore + "odd", more + lookMore + "odd": lookMore + "odd"} {
-		p.rouse(heard)
-		p.rouse("") // of a wake-up that names none
+	for heard, queue := range map[string]string{"mail": "mail", more + "mail": "mail", mark + "odd": mark + "odd", more + mark + "odd": mark + "odd"} {
+		p.Rouse(heard)
+		p.Rouse("") // of a wake-up that names none
 		n := p.first()
 		require.NotNil(t, n, "%q", heard)
 		require.Equal(t, queue, n.queue)
 		require.Nil(t, p.first(), "taken")
-		p.rouse(heard)
+		p.Rouse(heard)
 		require.Nil(t, p.first(), "the other slot is for a claim")
-		n.s.outstanding.Add(-1)
+		n.s.Outstanding.Add(-1)
 	}
-	p.rouse("another")
+	p.Rouse("another")
 	require.Nil(t, p.first())
 }
 
@@ -345,93 +233,6 @@ func TestOutlast(t *testing.T) {
 	defer cancel()
 	<-ctx.Done()
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
-}
-
-// A promoter that relies on being woken must be woken for a job of each queue.
-func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	k := Kind[int]{Name: "k"}
-	w, err := NewWorker(q, WorkerConfig{Also: []string{"a", "b"}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	c.listener, c.promoter = &listener{q: q}, &promoter{}
-	now := time.Now()
-	announce := func(feeds ...*feed) bool {
-		var heard []int
-		for _, f := range feeds {
-			heard = append(heard, f.heard)
-		}
-		c.announced(feeds, heard, c.announcement.era, nil)
-		return c.listener.waits.Load()
-	}
-	a, b := c.byName["a"], c.byName["b"]
-	require.False(t, announce(a), "the other two are busy")
-	require.True(t, announce(c.feeds...))
-	b.paused = true
-	c.unannounced(b)
-	require.False(t, c.listener.waits.Load())
-	require.True(t, announce(a), "nothing of a paused queue may start")
-
-	c.live("a")
-	require.True(t, announce(a), "this used up no announcement")
-	c.hear(now)
-	require.True(t, a.due)
-	require.True(t, c.listener.waits.Load())
-
-	c.woken("a")
-	require.False(t, announce(a), "the notification came before the answer")
-	c.hear(now)
-	require.False(t, c.listener.waits.Load())
-	require.True(t, a.announced.IsZero())
-	require.True(t, announce(a))
-	c.forget()
-	require.False(t, c.listener.waits.Load())
-}
-
-// Behind a pooler nothing is ever announced, and the time of the next announcement has passed.
-func TestClaimer_RestsWhileNothingCanBeAnnounced(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	k := Kind[int]{Name: "k"}
-	w, err := NewWorker(q, WorkerConfig{}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	c.listener, c.promoter = &listener{q: q}, &promoter{}
-	now := time.Now()
-	c.rescans.known, c.looks.at = now, now.Add(time.Second)
-	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now), "the next look is what it waits for")
-}
-
-func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
-	t.Parallel()
-	var r rescans
-	require.Equal(t, rhythm.RescanEvery, r.interval())
-	r.looks = [2]time.Duration{time.Second, 20 * time.Millisecond}
-	require.Equal(t, 2*time.Second, r.interval(), "one that was slow may have had to wait for something")
-	r.pages = [2]time.Duration{5 * time.Millisecond, time.Minute}
-	require.Equal(t, 2*time.Second, r.interval(), "a page that had to wait, too")
-	r.pages = [2]time.Duration{time.Second, 2 * time.Second}
-	require.Equal(t, 20*time.Second, r.interval())
-}
-
-func TestRescans_RoomOfAFeed(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	k := Kind[int]{Name: "k"}
-	w, err := NewWorker(q, WorkerConfig{Queues: map[string]QueueConfig{DefaultQueue: {Concurrency: 4}}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	f := c.feeds[0]
-	s := f.slots
-	require.True(t, f.hasRoom())
-	s.outstanding.Store(3)
-	require.True(t, f.hasRoom(), "one is free")
-	s.outstanding.Store(4)
-	require.False(t, f.hasRoom())
-	s.returned.Add(1)
-	require.True(t, f.hasRoom(), "one has returned")
-	require.False(t, f.hasRoom())
 }
 
 // What the jobs of a call share is checked once, and what is made for them shares memory. Each job must come out as if it
@@ -546,7 +347,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -731,7 +532,8 @@ func BenchmarkDispatch(b *testing.B) {
 	count := new(tally)
 	out := newOutbox(q, 1, nil, w.lease, base, tasks, count)
 	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: count}
-	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue], func() {})
+	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue])
+	s.Signal = func() {}
 	leases := benchLeases(q, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -764,64 +566,6 @@ func BenchmarkFinish(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
-}
-
-// A job whose slot has come stands before the others that have lost as many leases, when no claim is under way.
-func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	f := c.feeds[0]
-	f.quarantine.Saw([]quarantine.Job{{ID: 1, Lost: 1}, {ID: 2, Lost: 2}})
-	f.busy = true
-	for id, lost := range map[int64]int{8: 1, 9: 2} {
-		c.suspended(&Lease{ID: id, Queue: f.queue, Lost: lost, hold: hold{slot: time.Now()}})
-		<-c.wake
-	}
-	c.hear(time.Now())
-	require.Equal(t, []int64{1, 2}, f.quarantine.IDs, "an answer is awaited")
-	f.busy = false
-	c.hear(time.Now())
-	require.Equal(t, []int64{8, 1, 9, 2}, f.quarantine.IDs)
-	few, _ := f.quarantine.Next()
-	require.Equal(t, []int64{8, 1}, few)
-	require.True(t, f.active)
-	f.quarantine.Past(1)
-	few, _ = f.quarantine.Next()
-	require.Equal(t, []int64{1}, few)
-}
-
-// A completion that wants a place for the next job of its lane does not make its queue one that waits for connections: nobody
-// asks again for it, and the other queues would stay narrowed.
-func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?pool_max_conns=8")
-	require.NoError(t, err)
-	defer pool.Close()
-	c := &pg.Shares{Pool: pool}
-	queue := func() *slots { return &slots{count: 6, width: 1, pooled: true, mayHold: 6, signal: func() {}} }
-	lane, other := queue(), queue()
-	c.Join(lane)
-	c.Join(other)
-	lane.outstanding.Store(1)
-	other.outstanding.Store(5)
-	require.True(t, lane.reserve(c, 1))
-	lane.outstanding.Add(-1)
-	other.outstanding.Store(4)
-	require.Equal(t, 5, c.Allow(other))
-
-	lane.outstanding.Store(6)
-	other.outstanding.Store(0)
-	require.Zero(t, c.Allow(other))
-	require.False(t, lane.reserve(c, 1), "the other queue waits for a connection")
-	c.WantNone(other)
-	require.True(t, lane.reserve(c, 1), "it is paused")
-	lane.outstanding.Add(-1)
-	require.Zero(t, c.Allow(other))
-	require.False(t, lane.reserve(c, 1))
-	c.Leave(other)
-	require.True(t, lane.reserve(c, 1))
-	require.False(t, lane.reserve(c, 1), "only one of the places that become free is the caller's")
 }
 
 // Everybody locks rows in the order of their ids, on a machine whose ints are short too (GOARCH=386).
@@ -864,96 +608,6 @@ func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
 	<-added
 }
 
-// What is claimed beyond the slots is what handlers do in the time that a job may wait for a slot and, where a claim waits for its
-// turn, in that time too.
-func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	s := &slots{count: 100}
-	s.returned.Store(1000)
-	s.worked.Store(1000 * int64(time.Millisecond)) // so they could do 100,000 a second
-	p := pace{rate: 4000, counted: 1000, countedAt: now}
-	require.EqualValues(t, 100, p.prefetch(s, now, 0))
-	require.EqualValues(t, 500, p.prefetch(s, now, 100*time.Millisecond))
-	require.EqualValues(t, table.ChunkRows, p.prefetch(s, now, time.Second))
-	p.claimed([]*Lease{{Payload: make([]byte, 1<<20)}, {Bytes: make([]byte, 3<<20)}})
-	require.EqualValues(t, 8, p.prefetch(s, now, time.Second), "16 MiB of them")
-	p.claimed(nil)
-	require.EqualValues(t, 8, p.prefetch(s, now, time.Second))
-	for range 30 {
-		p.claimed([]*Lease{{Payload: json.RawMessage(`1`)}})
-	}
-	require.EqualValues(t, table.ChunkRows, p.prefetch(s, now, time.Second), "small ones again")
-	p.careful = true
-	require.Zero(t, p.prefetch(s, now, time.Second), "a job of which no lease may be lost is claimed when it can start")
-}
-
-// A claim that waits for its turn in a queue in which others claim takes what lasts until the next turn, up to a limit.
-func TestWant_LastsUntilTheNextTurn(t *testing.T) {
-	t.Parallel()
-	s := &slots{count: 100, width: 1}
-	s.returned.Store(1000)
-	s.worked.Store(1000 * int64(time.Millisecond))
-	c := &claimer{}
-	want := func(took time.Duration, others bool) int {
-		f := &feed{slots: s, pace: pace{rate: 4000, counted: 1000, countedAt: time.Now().Add(time.Hour)}, turnTook: took}
-		if others {
-			f.othersUntil = time.Now().Add(time.Hour)
-		}
-		return c.want(f).n
-	}
-	require.Equal(t, 200, want(100*time.Millisecond, false))
-	require.Equal(t, 200, want(0, true))
-	require.Equal(t, 600, want(100*time.Millisecond, true))
-	require.Equal(t, 1200, want(time.Second, true))
-}
-
-// A look at what is new goes back by a time at least, and by twice that time if looks come often.
-func TestLookBack(t *testing.T) {
-	t.Parallel()
-	var b lookBack
-	began := time.Now()
-	at := func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
-	for ms := 0; ms <= 100; ms += 2 { // the id is the millisecond, from 1 on
-		if ms > 40 {
-			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
-			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
-		}
-		b.saw(int64(ms)+1, at(ms), at(ms), rhythm.Moment)
-	}
-}
-
-// The id is read at the end of a message that took long: what was enqueued meanwhile counts as new.
-func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
-	t.Parallel()
-	var b lookBack
-	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
-	b.saw(1, at(0), at(1), rhythm.Moment)
-	b.saw(100, at(30), at(130), rhythm.Moment)
-	b.saw(132, at(131), at(132), rhythm.Moment)
-	require.Equal(t, int64(1), b.from, "the id 100 was drawn a millisecond ago")
-	b.saw(152, at(151), at(152), rhythm.Moment)
-	require.Equal(t, int64(100), b.from)
-}
-
-// What a look took by itself while the process stood still does not put off those that come after it: a look that goes along with
-// a claim says that it took less.
-func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	c.looks.fresh.took = time.Minute
-	now := time.Now()
-	look := &newLook{began: now, done: true}
-	c.wentAlong(look, now.Add(time.Millisecond), nil)
-	c.sawNew(look, now.Add(time.Millisecond))
-	require.Equal(t, now.Add(time.Millisecond+livelyHold), c.looks.fresh.at)
-	c.wentAlong(look, now.Add(time.Second), errors.New("the claim failed"))
-	require.Zero(t, c.looks.fresh.took, "the next one is sent by itself")
-	require.Equal(t, now.Add(time.Second), c.looks.fresh.at)
-}
-
 // A claim asks what is paused if that was not asked lately.
 func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 	t.Parallel()
@@ -965,132 +619,18 @@ func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 	require.NotNil(t, p.Along())
 }
 
-// While looks find something, the next one comes soon. Otherwise they take a part of the time.
-func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	now := time.Now()
-	rest := func(took time.Duration, queues ...string) time.Duration {
-		c.looks.fresh.took = took
-		c.sawNew(&newLook{began: now, done: true, queues: queues}, now)
-		return c.looks.fresh.at.Sub(now)
-	}
-	const took = 2 * livelyHold
-	for n := range 10 {
-		require.Equal(t, min(time.Duration(n+1), rhythm.Fifth)*took, rest(took, "of others"))
-	}
-	require.Equal(t, took, rest(took, DefaultQueue))
-	require.Equal(t, took, rest(took, DefaultQueue), "it is known that it is due")
-	require.Equal(t, 2*took, rest(took))
-	require.Equal(t, livelyHold, rest(time.Microsecond, DefaultQueue))
-	c.byName[DefaultQueue].paused = true
-	require.Equal(t, 2*took, rest(took, DefaultQueue))
-}
-
-// On Citus the ids that were drawn and the jobs are on different servers, so there all looks are at all queues.
-func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	took := livelyLook
-	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
-	require.True(t, c.looksAtNew())
-	require.Equal(t, rhythm.Twentieth*took, c.lookInterval())
-	c.q.store.Citus.Store(pg.CitusYes)
-	require.False(t, c.looksAtNew())
-	require.Equal(t, rhythm.Fifth*took, c.lookInterval())
-}
-
-// Where many others wait, a run that was woken announces itself after the job, and no later because of further ones. Otherwise it does
-// so at once.
-func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	for _, many := range []bool{false, true} {
-		c := newClaimer(w, 1, pg.Quick{}, nil)
-		c.listener = &listener{}
-		c.listener.Confirmed.Store(true)
-		a, f, now := &c.announcement, c.feeds[0], time.Now()
-		a.many, a.written = many, now.Add(-time.Second)
-		c.settle(f, now)
-		require.True(t, a.wanted)
-		if !many {
-			require.LessOrEqual(t, a.wait(now), time.Duration(0))
-			continue
-		}
-		require.Equal(t, rhythm.Moment, a.wait(now))
-		c.settle(f, now.Add(rhythm.Moment/2))
-		require.Equal(t, rhythm.Moment, a.wait(now))
-		a.wanted, a.notYet, f.more = false, time.Time{}, now // jobs came often
-		c.settle(f, now)
-		require.LessOrEqual(t, a.wait(now), time.Duration(0))
-	}
-}
-
-// Where jobs come often, claims do not wait for a statement that looks at thousands of queues.
-func TestLooks_PagesAreSmallWhereJobsComeOften(t *testing.T) {
-	t.Parallel()
-	l := looks{each: [2]time.Duration{10 * time.Microsecond, time.Millisecond}}
-	require.Equal(t, 2000, l.page(false))
-	require.Equal(t, 1000, l.page(true))
-	l.fresh.at = time.Now()
-	require.Equal(t, 200, l.page(false))
-	require.Equal(t, 100, l.page(true))
-}
-
-// Thousands of queues need several statements for a look, and there is no more than one a second.
-func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
-	t.Parallel()
-	var also []string
-	for i := range 5000 {
-		also = append(also, fmt.Sprint("q", i))
-	}
-	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: also}, Kind[int]{Name: "k"}.Handle(func(context.Context, *Lease, int) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, nil)
-	c.listener = &listener{q: w.q}
-	c.listener.Confirmed.Store(true)
-	c.looks.each = [2]time.Duration{5 * time.Microsecond, 5 * time.Microsecond} // 25 ms
-	c.looks.took = [2]time.Duration{time.Millisecond, time.Millisecond}
-	require.Equal(t, 3*pollListening, c.lookInterval())
-	c.listener.waits.Store(true)
-	c.listener.leaves.Store(true)
-	require.Equal(t, pollLeaving, c.lookInterval())
-	c.looks.each = [2]time.Duration{10 * time.Microsecond, 10 * time.Microsecond}
-	require.Equal(t, 6*pollListening, c.lookInterval())
-}
-
-// ⚠ While something was paused and the database was away, the claimer's next look at what is paused was overdue and not allowed yet, so
-// it thought again at once, all the time.
-func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testing.T) {
-	t.Parallel()
-	w, err := NewWorker(benchQueue(t), WorkerConfig{}, benchPlain.Handle(func(context.Context, *Lease, benchPayload) error { return nil }))
-	require.NoError(t, err)
-	c := newClaimer(w, 1, pg.Quick{}, &executor{conns: new(pg.Shares)})
-	c.listener = newListener(w, 1, nil, nil)
-	now := time.Now()
-	c.obey(&paused.Set{At: now.Add(-time.Minute), Queues: map[string]bool{DefaultQueue: true}})
-	c.rescans.known = time.Now()
-	c.looks.notAgain = now.Add(time.Second) // as after a look that failed
-	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now))
-}
-
 // A loop that stands still is a reason to restart the process. When the worker shuts down, it has ended, and
 // handlers may take long.
 func TestAlive_TheLoop(t *testing.T) {
 	t.Parallel()
-	r := &run{exec: &executor{}, tasks: &taskSet{}, claimer: &claimer{}}
+	r := &run{exec: &executor{}, tasks: &taskSet{}, claimer: &claimer.Claimer{}}
 	w := &Worker{}
 	w.now.Store(r)
 	require.NoError(t, w.Alive(), "it has not begun, or drains")
 	soon, past := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
-	r.claimer.next.Store(&soon)
+	r.claimer.Next.Store(&soon)
 	require.NoError(t, w.Alive())
-	r.claimer.next.Store(&past)
+	r.claimer.Next.Store(&past)
 	require.ErrorContains(t, w.Alive(), "stands still")
 	r.exec.stopping.Store(true)
 	require.NoError(t, w.Alive())

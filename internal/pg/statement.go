@@ -29,7 +29,7 @@ import (
 //
 // All of this is in Send and InOne. Three things are sent without them: a batch that belongs to the caller
 // (EnqueueInBatch, CompleteInBatch), the transaction of a handler (tx.go), and LISTEN with its UNLISTEN
-// (listen.go).
+// (package claimer).
 //
 // Tricks that steer the planner, each with the test that fails without it:
 //

@@ -27,7 +27,6 @@ import (
 // The numbers that somebody has chosen.
 const (
 	remembered = 10_000           // jobs that a claimer remembers
-	perClaim   = 100              // jobs from which a claim chooses
 	widthLasts = 10 * time.Second // so long it counts for others that a job ended well
 )
 
@@ -45,6 +44,15 @@ type Job struct {
 	Lost int // how many
 }
 
+// Jobs gives jobs from two columns.
+func Jobs(ids []int64, lost []int32) []Job {
+	all := make([]Job, len(ids))
+	for i, id := range ids {
+		all[i] = Job{id, int(lost[i])}
+	}
+	return all
+}
+
 // Saw replaces the jobs in quarantine.
 func (q *List) Saw(all []Job) {
 	slices.SortStableFunc(all, func(a, b Job) int { return a.Lost - b.Lost })
@@ -57,12 +65,12 @@ func (q *List) Saw(all []Job) {
 }
 
 // SlotCame puts a job before the others that have lost as many leases. No claim may be under way.
-func (q *List) SlotCame(id int64, lost int) {
-	if lost > 1 {
-		q.IDs = slices.Insert(q.IDs, q.once, id)
+func (q *List) SlotCame(job Job) {
+	if job.Lost > 1 {
+		q.IDs = slices.Insert(q.IDs, q.once, job.ID)
 		return
 	}
-	q.IDs = slices.Insert(q.IDs, 0, id)
+	q.IDs = slices.Insert(q.IDs, 0, job.ID)
 	q.once++
 }
 
@@ -71,10 +79,11 @@ func (q *List) Forget() { q.IDs, q.once = q.IDs[:0], 0 }
 
 // Next gives the jobs from which the next claim chooses, and says whether they may start beside each other.
 func (q *List) Next() (few []int64, beside bool) {
-	if n := min(q.once, perClaim); n > 0 {
+	const most = 100
+	if n := min(q.once, most); n > 0 {
 		return q.IDs[:n], true
 	}
-	return q.IDs[:min(len(q.IDs), perClaim)], false
+	return q.IDs[:min(len(q.IDs), most)], false
 }
 
 // Without leaves out jobs.
@@ -93,7 +102,7 @@ func (q *List) Past(n int) {
 }
 
 // Probation is how long a job in quarantine runs before the next one may start beside it: 1 s, or 16 s, 81 s
-// and 256 s if two, three or four are gone of the leases that a job may usually lose before it is dead.
+// and 256 s if two, three or four are gone of the leases that a job may usually lose until it is dead.
 func Probation(gone int) time.Duration {
 	k := max(1, gone)
 	return time.Duration(k*k*k*k) * time.Second

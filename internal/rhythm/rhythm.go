@@ -6,6 +6,7 @@ import "time"
 
 // What has the same reason has one number.
 const (
+	QuietFor     = 10 * time.Millisecond  // Enqueue does not ask who waits: that costs its rate a tenth
 	Moment       = 20 * time.Millisecond  // what comes often comes within it: after it a queue is idle
 	Briefly      = 250 * time.Millisecond // most commits come within it; the longest rest of what waits
 	BriefLongest = time.Second            // for so long claims and looks for calls only go back briefly

@@ -8,7 +8,7 @@ select statement_timestamp(), (select pg_catalog.array_agg(pg_catalog.nextval('o
 
 // The statements below take jobs and return the ids of those that were accepted. Without keys no fence is
 // touched. A notification is sent only when a worker with a confirmed listener has announced that it waits
-// for the queue (listen.go): otherwise commits would queue up behind Postgres's one lock for notifications.
+// for the queue (package claimer): otherwise commits would queue up behind Postgres's one lock for notifications.
 //
 // A plain job and a job with a key have statements of their own, for the case that the job says nothing more
 // and nobody waits, and so have many of them: each parameter and each expression more costs the server as

@@ -946,14 +946,14 @@ with new as (
 )
 select 1;
 
--- listen.go: listens
-listen;
-
--- listen.go: unannounceAll.unannounce
+-- listen.go: UnannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
 select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
   from pg_catalog.unnest(case when (select count(*) from gone) >= 0 then array(select distinct queue from woken) end) as u(queue);
+
+-- listen.go: listens
+listen;
 
 -- look.go: LookForCalls
 with recent as materialized (

@@ -1,4 +1,4 @@
-package onceq
+package claimer
 
 import (
 	"context"
@@ -84,12 +84,12 @@ func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
 // After an announcement a feed is looked at again, each time three times as late: a producer may just have
 // seen that nobody waits, and so may a transaction that is still open. Where polls are seldom this goes on
 // for longer, because a commit may stall. lookFollowsUntil is how long.
-func (c *claimer) lookFollowsUntil() time.Duration {
-	return max(lookEnough, min(c.w.poll/10, lookStalled))
+func (c *Claimer) lookFollowsUntil() time.Duration {
+	return max(lookEnough, min(c.Poll/10, lookStalled))
 }
 
 // lookAfterAnnouncement has a feed looked at once more, after a look that began at this time.
-func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
+func (c *Claimer) lookAfterAnnouncement(f *feed, began time.Time) {
 	last := c.lookFollowsUntil()
 	for d := lookFollows; ; d = min(3*d, last) {
 		if at := f.announced.Add(d); began.Before(at) {
@@ -104,7 +104,7 @@ func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
 
 // lookForLeft has a feed looked at once more, each time three times as late, for jobs that were left to this run and whose transactions
 // were still open. Others that are woken meanwhile look for later ones.
-func (c *claimer) lookForLeft(f *feed, now time.Time) {
+func (c *Claimer) lookForLeft(f *feed, now time.Time) {
 	for d := lookEnough; d < lookStalled; d *= 3 {
 		if at := f.left.Add(d); now.Before(at) {
 			c.lookSoon(f, at)
@@ -114,7 +114,7 @@ func (c *claimer) lookForLeft(f *feed, now time.Time) {
 }
 
 // lookSoon has a feed looked at, at this time or earlier.
-func (c *claimer) lookSoon(f *feed, at time.Time) {
+func (c *Claimer) lookSoon(f *feed, at time.Time) {
 	if f.lookAt.IsZero() {
 		c.looks.soon = append(c.looks.soon, f)
 	} else if at.After(f.lookAt) {
@@ -125,24 +125,24 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 
 // looksAtNew reports whether the run is lively and looks at all take long: they are seldom then, and looks at what is new come in
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
-func (c *claimer) looksAtNew() bool {
+func (c *Claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && rhythm.Fifth*took > livelyLook && c.q.store.Citus.Load() != pg.CitusYes
+	return c.announcement.lively && rhythm.Fifth*took > livelyLook && c.Store.Citus.Load() != pg.CitusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
-func (c *claimer) lookInterval() time.Duration {
+func (c *Claimer) lookInterval() time.Duration {
 	took := min(c.looks.took[0], c.looks.took[1])
 	switch {
 	case c.looksAtNew():
 		return min(lookLongest, rhythm.Twentieth*took)
 	case c.announcement.lively:
 		return max(livelyLook, min(lookLongest, rhythm.Fifth*took))
-	case c.w.poll > 0:
-		return max(c.w.poll, 2*took)
+	case c.Poll > 0:
+		return max(c.Poll, 2*took)
 	case c.listens():
 		least, page := pollListening, c.looks.page(true)
-		if c.listener.leavesNow() {
+		if c.Listener.leavesNow() {
 			least = pollLeaving
 		}
 		statements := (len(c.feeds) + page - 1) / page
@@ -192,7 +192,7 @@ func (l *looks) page(behind bool) int {
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
-func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
+func (c *Claimer) startLook(ctx context.Context, now time.Time) bool {
 	l := &c.looks
 	if now.Before(l.notAgain) {
 		return false
@@ -227,7 +227,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 }
 
 // lookAtSome looks at the feeds whose time it is.
-func (c *claimer) lookAtSome(ctx context.Context, now time.Time) bool {
+func (c *Claimer) lookAtSome(ctx context.Context, now time.Time) bool {
 	l := &c.looks
 	var feeds []*feed
 	most := l.page(false)
@@ -248,10 +248,10 @@ func (c *claimer) lookAtSome(ctx context.Context, now time.Time) bool {
 }
 
 // lookAtNew looks at the jobs that were enqueued last.
-func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
+func (c *Claimer) lookAtNew(ctx context.Context, began time.Time) {
 	l := c.newLook(began)
 	c.send(&c.looking, func() func() {
-		err := c.q.store.Send(ctx, c.db, pg.Hot, stmt.LookForNew, l.args, l.read)
+		err := c.Store.Send(ctx, c.DB, pg.Hot, stmt.LookForNew, l.args, l.read)
 		return func() {
 			ended := time.Now()
 			if err != nil {
@@ -275,7 +275,7 @@ type newLook struct {
 }
 
 // newLook begins one.
-func (c *claimer) newLook(began time.Time) *newLook {
+func (c *Claimer) newLook(began time.Time) *newLook {
 	n := &c.looks.fresh
 	back := n.near
 	if began.Sub(n.widened) >= 50*time.Millisecond { // wide ones are rare: they see again what near ones saw
@@ -295,7 +295,7 @@ func (l *newLook) read(rows pgx.Rows) error {
 }
 
 // wentAlong takes how long one took that went along with a claim, or that it was not sent or failed.
-func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
+func (c *Claimer) wentAlong(l *newLook, ended time.Time, err error) {
 	n := &c.looks.fresh
 	if err != nil || !l.done {
 		n.took, n.at, n.widened = 0, ended, time.Time{}
@@ -305,7 +305,7 @@ func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
 }
 
 // sawNew takes what one saw.
-func (c *claimer) sawNew(l *newLook, ended time.Time) {
+func (c *Claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
 	n.near.saw(l.last, l.began, ended, rhythm.Moment)
 	n.wide.saw(l.last, l.began, ended, rhythm.Briefly)
@@ -338,7 +338,7 @@ type seen struct {
 }
 
 // look looks at feeds. all is the look at all that they are a part of, or nil.
-func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
+func (c *Claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	how, behind := cursor.Recent, false
 	if all != nil {
 		how, behind = all.how, all.behind
@@ -366,14 +366,14 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		statement, args, read = stmt.LookForCalls, append(args, since), append(read, &s.calls)
 	}
 	c.send(&c.looking, func() func() {
-		err := c.q.store.Send(ctx, c.db, pg.Hot, statement, args, pg.Row(read...))
+		err := c.Store.Send(ctx, c.DB, pg.Hot, statement, args, pg.Row(read...))
 		ended := time.Now()
 		return func() {
 			if err != nil {
 				c.lookFailed(ctx, err)
 				return
 			}
-			c.q.pauses.Take(began, s.paused, s.names)
+			c.Paused.Take(began, s.paused, s.names)
 			c.looked(feeds, moves, &s, began)
 			took := ended.Sub(began)
 			if asks {
@@ -400,32 +400,38 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 
 // asksForCalls decides whether a look asks for the promoter's calls too, for all of them, and else since
 // when: one statement of each look at all does, and a look at some that follows an announcement.
-func (c *claimer) asksForCalls(feeds []*feed, all *lookAtAll, began time.Time) (asks, allCalls bool, since time.Time) {
+func (c *Claimer) asksForCalls(feeds []*feed, all *lookAtAll, began time.Time) (asks, allCalls bool, since time.Time) {
 	switch {
-	case all == nil && !c.promoter.follows(feeds), all != nil && !all.calls:
+	case all == nil && !c.follows(feeds), all != nil && !all.calls:
 		return false, false, since
 	case all != nil:
 		all.calls = false
 	}
 	if allCalls = !began.Before(c.looks.calls.all); !allCalls {
-		since = c.looks.calls.looked.Add(-promoteMargin)
+		since = c.looks.calls.looked.Add(-CallMargin)
 	}
 	return true, allCalls, since
 }
 
+// follows reports whether a look at some feeds asks for calls too: if it is one for what was enqueued just before the worker
+// announced that it waits, which may be in a lane.
+func (c *Claimer) follows(feeds []*feed) bool {
+	return c.Promoter.Expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.follows })
+}
+
 // sawCalls takes what a look saw of calls.
-func (c *claimer) sawCalls(s *seen, allCalls bool, ended time.Time, took time.Duration) {
+func (c *Claimer) sawCalls(s *seen, allCalls bool, ended time.Time, took time.Duration) {
 	calls := &c.looks.calls
 	if calls.looked = s.now; allCalls {
-		calls.all = ended.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*took), promoteLate))
+		calls.all = ended.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*took), AllCallsEvery))
 	}
 	if s.calls {
-		c.promoter.called(allCalls)
+		c.Promoter.Called(allCalls)
 	}
 }
 
 // lookedAtAll ends a look at all.
-func (c *claimer) lookedAtAll(p rhythm.Pass) {
+func (c *Claimer) lookedAtAll(p rhythm.Pass) {
 	l := &c.looks
 	if l.all.behind {
 		c.lookedBehind(l.all.found, l.all.recent, p)
@@ -437,28 +443,28 @@ func (c *claimer) lookedAtAll(p rhythm.Pass) {
 	}
 }
 
-func (c *claimer) lookFailed(ctx context.Context, err error) {
+func (c *Claimer) lookFailed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	l := &c.looks
 	l.fails++
 	wait := min(5*time.Second, 50*time.Millisecond<<min(l.fails, 10))
-	c.q.troubles.Fails(c.id, watch.Look, "", err, slog.Duration("next_try_in", wait))
+	c.Troubles.Fails(c.ID, watch.Look, "", err, slog.Duration("next_try_in", wait))
 	c.shaken = true
 	l.notAgain = time.Now().Add(wait/2 + rand.N(wait))
 	l.at, l.all = l.notAgain, lookAtAll{}
 }
 
 // looked takes what a look saw, of feeds from which nothing was claimed meanwhile.
-func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
+func (c *Claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	c.looks.fails = 0
 	c.works(watch.Look, nil)
 	still := func(i int) bool { return feeds[i].moves == moves[i] && feeds[i].idle() }
 	for _, f := range feeds {
 		f.next = time.Time{}
 	}
-	due, found, leaves := make([]bool, len(feeds)), 0, c.listener.leavesNow()
+	due, found, leaves := make([]bool, len(feeds)), 0, c.Listener.leavesNow()
 	for i, n := range s.next {
 		f := feeds[n-1]
 		if s.in[i] > 0 {
@@ -485,7 +491,7 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	c.setNextDue()
 }
 
-func (c *claimer) setNextDue() {
+func (c *Claimer) setNextDue() {
 	c.looks.nextDue = time.Time{}
 	for _, f := range c.feeds {
 		if !f.next.IsZero() && (c.looks.nextDue.IsZero() || f.next.Before(c.looks.nextDue)) {
@@ -495,7 +501,7 @@ func (c *claimer) setNextDue() {
 }
 
 // becomeDue has those feeds claimed whose delayed jobs have become due. It returns how long it takes until the next does.
-func (c *claimer) becomeDue(now time.Time) time.Duration {
+func (c *Claimer) becomeDue(now time.Time) time.Duration {
 	l := &c.looks
 	if !l.nextDue.IsZero() && !now.Before(l.nextDue) {
 		for _, f := range c.feeds {

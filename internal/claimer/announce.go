@@ -1,4 +1,4 @@
-package onceq
+package claimer
 
 import (
 	"context"
@@ -43,7 +43,7 @@ type announcement struct {
 }
 
 // found counts feeds in which there is something, and decides whether the run is lively.
-func (c *claimer) found(n int, now time.Time) {
+func (c *Claimer) found(n int, now time.Time) {
 	a := &c.announcement
 	a.count += n
 	if now.Sub(a.since) < rhythm.Briefly {
@@ -63,16 +63,16 @@ func (c *claimer) found(n int, now time.Time) {
 }
 
 // settle has a feed announced that has become idle, or asked again until it may be.
-func (c *claimer) settle(f *feed, now time.Time) {
+func (c *Claimer) settle(f *feed, now time.Time) {
 	a := &c.announcement
 	if a.lively {
 		return
 	}
-	if !c.listener.Confirmed.Load() || !f.announced.IsZero() || now.Before(a.notBefore) {
+	if !c.Listener.Confirmed.Load() || !f.announced.IsZero() || now.Before(a.notBefore) {
 		c.lookSoon(f, now)
 		return
 	}
-	if a.many && !a.wanted && f.more.IsZero() {
+	if a.many && !a.wanted && f.looking.until.IsZero() {
 		a.notYet = now.Add(rhythm.Moment)
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
@@ -82,15 +82,15 @@ func (c *claimer) settle(f *feed, now time.Time) {
 }
 
 // unannounced records that producers do not know that this run waits for a feed's jobs.
-func (c *claimer) unannounced(f *feed) {
+func (c *Claimer) unannounced(f *feed) {
 	f.announced = time.Time{}
-	if c.listener.waits.Swap(false) {
-		c.promoter.rouse("") // as the listener does: from now on nobody wakes it for calls
+	if c.Listener.Waits.Swap(false) {
+		c.Promoter.Rouse("") // as the listener does: from now on nobody wakes it for calls
 	}
 }
 
 // forget assumes that nobody knows of the announcement, and has all idle feeds announced.
-func (c *claimer) forget() {
+func (c *Claimer) forget() {
 	c.announcement.era++
 	c.announcement.written = time.Time{}
 	for _, f := range c.feeds {
@@ -126,9 +126,9 @@ type newRow struct {
 }
 
 // startAnnouncement announces all feeds that are not busy, if it is time for that.
-func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
+func (c *Claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	a := &c.announcement
-	if !c.listener.Confirmed.Load() || a.wait(now) > 0 {
+	if !c.Listener.Confirmed.Load() || a.wait(now) > 0 {
 		return false
 	}
 	a.wanted, a.written = false, now
@@ -141,13 +141,13 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		a.looks = r.looks
 	}
 	era, looks := a.era, c.looksFor()
-	may := c.listener.polls && !now.Before(a.awake) && r.all
+	may := c.Listener.polls && !now.Before(a.awake) && r.all
 	c.send(&c.keeps, func() func() {
-		others, before, err := c.listener.announce(ctx, len(r.waiting) > 0, may, looks, r.busy, r.looking)
+		others, before, err := c.Listener.announce(ctx, len(r.waiting) > 0, may, looks, r.busy, r.looking)
 		return func() {
 			a.backed, a.many = err == nil && others > 0, err == nil && others+1 >= dormantFrom
 			c.takeDormant()
-			c.leave(a.dormant || a.many && before >= firstOnes && c.w.poll == 0)
+			c.leave(a.dormant || a.many && before >= 2 && c.Poll == 0)
 			c.announced(r.waiting, r.heard, era, err)
 		}
 	})
@@ -155,20 +155,20 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 }
 
 // newRow decides what the row says. What is busy is no longer announced.
-func (c *claimer) newRow(now time.Time) (r newRow) {
+func (c *Claimer) newRow(now time.Time) (r newRow) {
 	var full []string
 	r.all = true
 	for _, f := range c.feeds {
 		if !f.paused {
-			r.looks = max(r.looks, f.looksNext(now))
+			r.looks = max(r.looks, f.looking.next(now))
 		}
-		if now.Before(f.more) {
+		if now.Before(f.looking.until) {
 			r.looking = append(r.looking, f.queue)
 		}
 		switch {
 		case f.cursor.Full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < rhythm.Moment && !c.announcement.backed || now.Before(f.more):
+		case f.paused || f.due || now.Sub(f.found) < rhythm.Moment && !c.announcement.backed || now.Before(f.looking.until):
 			r.busy = append(r.busy, f.queue)
 		default:
 			r.waiting, r.heard = append(r.waiting, f), append(r.heard, f.heard)
@@ -188,38 +188,26 @@ func (c *claimer) newRow(now time.Time) (r newRow) {
 }
 
 // isBusy has a feed that does not wait asked again later, when it may be announced.
-func (c *claimer) isBusy(f *feed, now time.Time) {
+func (c *Claimer) isBusy(f *feed, now time.Time) {
 	if !f.announced.IsZero() {
 		if c.unannounced(f); f.idle() {
 			f.again = now.Add(rhythm.Moment)
 			c.activate(f)
 		}
 	}
-	if f.idle() && !f.paused && now.Before(f.more) {
-		f.again = f.more // it is announced after that
+	if f.idle() && !f.paused && now.Before(f.looking.until) {
+		f.again = f.looking.until // it is announced after that
 		c.activate(f)
 	}
 }
 
-// looksNext is how long the run may get a feed's jobs alone after it did so: longer if it found many. It is 0
-// if it did not.
-func (f *feed) looksNext(now time.Time) time.Duration {
-	switch {
-	case f.more.IsZero():
-		return 0
-	case now.Sub(f.moreFrom) <= time.Duration(f.moreJobs)*looksLongFor:
-		return looksLong
-	}
-	return looksBriefly
-}
-
 // takeDormant takes whether the run is dormant after an announcement.
-func (c *claimer) takeDormant() {
+func (c *Claimer) takeDormant() {
 	a := &c.announcement
 	was := a.dormant
-	a.dormant = c.listener.dormant
+	a.dormant = c.Listener.dormant
 	if a.came = was && !a.dormant; a.came {
-		a.awake = time.Now().Add(awakeFor)
+		a.awake = time.Now().Add(time.Minute) // there may be another burst
 	}
 	a.asks = pollListening + rand.N(2*pollListening) // with the looks not more than a statement a second
 }
@@ -227,8 +215,8 @@ func (c *claimer) takeDormant() {
 // leave decides whether what becomes due while this run waits is left to others. Otherwise each delayed job would be claimed, in
 // vain, by all that wait. Two of them start it. Should these be dead, or have become busy, the looks of all others find it, one
 // after the other, until they announce themselves anew and know it.
-func (c *claimer) leave(leaves bool) {
-	now, did := time.Now(), c.listener.leaves.Swap(leaves)
+func (c *Claimer) leave(leaves bool) {
+	now, did := time.Now(), c.Listener.leaves.Swap(leaves)
 	switch {
 	case did && !leaves:
 		c.looks.at = now
@@ -239,12 +227,12 @@ func (c *claimer) leave(leaves bool) {
 
 // looksFor is for how long this run may get the jobs of a queue alone. Where few wait, that is for workers whose looks find soon
 // what a dead one was left, and which have no lanes: a claim does not see the calls of these.
-func (c *claimer) looksFor() time.Duration {
+func (c *Claimer) looksFor() time.Duration {
 	a := &c.announcement
 	switch quick := c.isQuick(); {
-	case !quick || !a.backed || c.listener.room < quickRoom:
+	case !quick || !a.backed || c.Listener.room < quickRoom:
 		return 0
-	case c.listener.polls && !c.promoter.expects():
+	case c.Listener.polls && !c.Promoter.Expects():
 		return max(a.looks, looksBriefly)
 	case a.many:
 		return looksBriefly
@@ -253,11 +241,11 @@ func (c *claimer) looksFor() time.Duration {
 }
 
 // isQuick reports whether the handlers that returned since the last announcement, or else before it, were quick.
-func (c *claimer) isQuick() bool {
+func (c *Claimer) isQuick() bool {
 	a := &c.announcement
 	var returned, worked int64
 	for _, f := range c.feeds {
-		returned, worked = returned+f.slots.returned.Load(), worked+f.slots.worked.Load()
+		returned, worked = returned+f.slots.Returned.Load(), worked+f.slots.Worked.Load()
 	}
 	if n := returned - a.returned; n > 0 {
 		a.quick = time.Duration((worked-a.worked)/n) <= quickHandler
@@ -267,7 +255,7 @@ func (c *claimer) isQuick() bool {
 }
 
 // announced takes that these feeds were announced. heard is what their counts were before that.
-func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
+func (c *Claimer) announced(feeds []*feed, heard []int, era int, err error) {
 	a, now := &c.announcement, time.Now()
 	if err != nil { // announce has reported it
 		a.waits, a.notBefore = true, now.Add(announceAgain)
@@ -289,33 +277,33 @@ func (c *claimer) announced(feeds []*feed, heard []int, era int, err error) {
 }
 
 // announcedOne is announced for a feed of which nothing was heard meanwhile.
-func (c *claimer) announcedOne(f *feed, now time.Time) {
+func (c *Claimer) announcedOne(f *feed, now time.Time) {
 	a := &c.announcement
 	if f.announced = now; !f.cursor.Brief { // otherwise a claim looks back soon
 		f.again = time.Time{}
 	}
-	f.follows = !a.backed || a.came || !f.more.IsZero()
+	f.follows = !a.backed || a.came || !f.looking.until.IsZero()
 	switch {
 	case !a.backed || a.came: // otherwise there was always somebody to wake; and it came because there are jobs
 		c.lookSoon(f, now) // a job may have been committed just before the announcement
-	case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
+	case !f.looking.until.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 		c.lookSoon(f, now.Add(lookEnough))
 	}
-	if !f.more.IsZero() && c.listener.polls {
+	if !f.looking.until.IsZero() && c.Listener.polls {
 		f.left = now
 	}
 	c.lookForLeft(f, now)
-	f.more = time.Time{}
+	f.looking.until = time.Time{}
 }
 
 // setWaits tells the promoter whether it is woken for jobs of each queue.
-func (c *claimer) setWaits() {
-	c.listener.waits.Store(!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && f.announced.IsZero() }))
+func (c *Claimer) setWaits() {
+	c.Listener.Waits.Store(!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && f.announced.IsZero() }))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, notified := range c.heard {
 		if notified {
-			c.listener.waits.Store(false) // hear has not taken it yet
+			c.Listener.Waits.Store(false) // hear has not taken it yet
 		}
 	}
 }
@@ -323,9 +311,9 @@ func (c *claimer) setWaits() {
 // passOnIn is how long it takes until another worker is woken for the jobs of some feed. A notification tells of a job, and several
 // producers may send one to the same worker, which may also have been left the jobs of a while (wake). If its handlers then suddenly
 // take long and it becomes full, nobody else knows of the rest.
-func (c *claimer) passOnIn(now time.Time) time.Duration {
+func (c *Claimer) passOnIn(now time.Time) time.Duration {
 	wait := rhythm.LongestNap
-	if c.announcement.lively || !c.listener.Confirmed.Load() || c.q.store.Citus.Load() == pg.CitusYes {
+	if c.announcement.lively || !c.Listener.Confirmed.Load() || c.Store.Citus.Load() == pg.CitusYes {
 		return wait
 	}
 	for _, f := range c.active {
@@ -341,7 +329,7 @@ func (f *feed) passesOn(now time.Time) bool {
 }
 
 // startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
-func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.Duration) bool {
+func (c *Claimer) startPassingOn(ctx context.Context, now time.Time, wait time.Duration) bool {
 	if wait > 0 {
 		return false
 	}
@@ -352,14 +340,14 @@ func (c *claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 	f := c.active[i]
 	f.passOn = time.Time{}
 	c.send(&c.keeps, func() func() {
-		err := c.q.store.Guarded(ctx, c.db, stmt.WakeOther, []any{f.queue, rand.Int64(), c.id}, nil)
+		err := c.Store.Guarded(ctx, c.DB, stmt.WakeOther, []any{f.queue, rand.Int64(), c.ID}, nil)
 		return func() {
 			switch {
 			case err == nil:
-				c.q.troubles.Works(c.id, watch.Announce, "")
+				c.Troubles.Works(c.ID, watch.Announce, "")
 			case ctx.Err() == nil:
 				f.passOn = time.Now().Add(rhythm.Briefly)
-				c.q.troubles.Fails(c.id, watch.Announce, "", err)
+				c.Troubles.Fails(c.ID, watch.Announce, "", err)
 			}
 		}
 	})

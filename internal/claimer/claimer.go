@@ -1,4 +1,5 @@
-package onceq
+// Package claimer decides what a worker claims, and when it looks again.
+package claimer
 
 import (
 	"context"
@@ -15,13 +16,14 @@ import (
 	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
-// claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
+// Claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
 // that goroutine uses the fields, except those that say otherwise.
 //
 // Claims, looks and upkeep are sent by short-lived goroutines, at most one for each of six purposes, so that none waits for
@@ -33,21 +35,17 @@ import (
 //	notification, look, room  ->  due  ->  claim  ->  executor
 //	                                         |  nothing more
 //	                                       idle: announced, and looked at together with all other idle queues
-type claimer struct {
-	q        *Queue
-	w        *Worker // its handlers' kinds, lease and poll interval
-	id       int64   // of the run, by which waiters knows it
-	db       pg.Quick
-	exec     *executor // gets what was claimed
-	listener *listener
-	promoter *promoter // is told of calls that looks see
+type Claimer struct {
+	Config
+	Listener *Listener
+	Promoter Promoter
 
 	kinds  []string    // that are not paused
 	pauses *paused.Set // what is obeyed; nil: nothing is known
 
 	holdsBack bool // something of this worker is paused
 
-	next atomic.Pointer[time.Time] // when the loop goes on at the latest, for Alive
+	Next atomic.Pointer[time.Time] // when the loop goes on at the latest, for Alive
 
 	feeds  []*feed // in the order of their queues' names
 	byName map[string]*feed
@@ -74,71 +72,141 @@ type claimer struct {
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
 	// notifications, and one after lookMore and a time for that notification. Anybody may add to it.
 	heard map[string]bool
-	came  []*Lease // of jobs in quarantine whose slots have come (rate.go); anybody may add to it
+	came  []slotted // anybody may add to it
 }
 
-func newClaimer(w *Worker, id int64, db pg.Quick, exec *executor) *claimer {
-	c := &claimer{
-		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, left: math.MaxInt, byName: make(map[string]*feed), answers: make(chan func(), 6),
+// slotted is a job in quarantine whose slot has come.
+type slotted struct {
+	quarantine.Job
+	queue string
+}
+
+// Config is what a claimer works with.
+type Config struct {
+	Store    *pg.Store
+	Troubles *watch.Troubles
+	Log      *slog.Logger
+	Paused   *paused.Known
+	Turn     *quarantine.Turn
+	DB       pg.Quick
+	Shares   *pg.Shares // of the application's pool
+	Worker   Worker
+
+	ID      int64    // of the run, by which waiters knows it
+	Kinds   []string // that have handlers
+	Lease   time.Duration
+	Poll    time.Duration // 0 for the default
+	Careful bool          // one lost lease makes some job dead, so only what was started may lose one
+	Besides bool          // jobs that have lost one lease may start beside each other: each may lose some more
+}
+
+// Worker claims and runs jobs.
+type Worker interface {
+	// Claim sends a claim of jobs that have lost no lease, and fills in what each of several queues gave.
+	Claim(ctx context.Context, db pg.Quick, kinds []string, asks []*Ask) error
+	// ClaimOne claims one of a few jobs that have lost a lease. gone is as in quarantine.Probation.
+	ClaimOne(ctx context.Context, db pg.Quick, kinds []string, ask *Ask, few []int64) (gone int, err error)
+	// Accept gets what was claimed, with leases from began on, and reports whether any job waits for a slot.
+	Accept(queue string, jobs Jobs, began time.Time) (anyWait bool)
+	// GiveBack gives back jobs that have waited for a slot since then and for which this holds.
+	GiveBack(queue string, this func(kind string, since time.Time) bool) (some, anyWait bool)
+	Held() map[int64]bool // the jobs that the worker has, as far as it knows
+	HoldsNone() bool
+}
+
+// Promoter lets jobs into lanes.
+type Promoter interface {
+	Expects() bool      // whether what the worker is woken for may be in a lane
+	Rouse(queue string) // it looks for calls soon; with "" nobody knows for which queue
+	Called(all bool)    // a look has seen a call, also of those that came late with all
+	Drain(ctx context.Context, idle bool) (more bool, err error)
+}
+
+// Ask is what one claim asks of one queue, what it got, and what that means for the next one.
+type Ask struct {
+	Queue string
+	cursor.Asked
+	Free  int64     // handlers; jobs beyond that are claimed ahead
+	alone bool      // the statement claims from no other queue
+	Turn  *pg.Turn  // nil for none
+	Along *pg.Along // goes with the claim, if nothing else does; nil for none
+
+	Jobs      Jobs
+	outOfTurn bool      // its turn did not come within turnPatience
+	Began     time.Time // this process's clock just before sending: the leases last from then on at least
+}
+
+// Jobs are what a claim has got, in its order.
+type Jobs interface {
+	Len() int
+	At(i int) cursor.Position
+	Bytes() int64 // of all payloads
+	First() (job quarantine.Job, token int64)
+}
+
+// Got is how many jobs there were; none if the claim failed.
+func (a *Ask) Got() int {
+	if a.Jobs == nil {
+		return 0
+	}
+	return a.Jobs.Len()
+}
+
+// New returns one for these queues. woken is called for each notification. Its Promoter is to be set.
+func New(cfg Config, queues []*Slots, woken func(queue string)) *Claimer {
+	c := &Claimer{
+		Config: cfg, kinds: cfg.Kinds, left: math.MaxInt, byName: make(map[string]*feed), answers: make(chan func(), 6),
 		wake: make(chan struct{}, 1), heard: make(map[string]bool),
 	}
-	for name, cfg := range w.queues {
-		f := newFeed(w, newSlots(w, name, cfg, c.Rouse))
+	for _, s := range queues {
+		s.Signal = c.Rouse
+		f := &feed{queue: s.Queue, slots: s, cursor: cursor.New(), pace: pace{careful: cfg.Careful}, unknown: make(map[string]bool)}
 		c.feeds = append(c.feeds, f)
-		c.byName[name] = f
+		c.byName[s.Queue] = f
 	}
 	slices.SortFunc(c.feeds, func(a, b *feed) int { return strings.Compare(a.queue, b.queue) })
+	c.Listener = newListener(c, woken)
 	return c
 }
 
-// woken is the listener's: jobs of a queue were enqueued or, with "", notifications begin to arrive.
-func (c *claimer) woken(queue string) {
+// Heard is for a queue that has jobs: they were enqueued, as a notification says, or this process has let them into their
+// lanes. "" is for notifications that begin to arrive. Anybody may call it.
+func (c *Claimer) Heard(queue string, notified bool) {
 	c.mu.Lock()
-	c.heard[queue] = true
+	c.heard[queue] = c.heard[queue] || notified
 	c.mu.Unlock()
 	c.Rouse()
 }
 
-// live is for jobs of a queue that this process has let into their lanes, so that there is no need of a notification.
-// Anybody may call it.
-func (c *claimer) live(queue string) {
-	c.mu.Lock()
-	if !c.heard[queue] { // the listener may have been told as well
-		c.heard[queue] = false
-	}
-	c.mu.Unlock()
-	c.Rouse()
-}
-
-// suspended is for a job in quarantine that was given back until its slot: it is claimed then. A rescan would find it too
+// Suspended is for a job in quarantine that was given back until its slot: it is claimed then. A rescan would find it too
 // late, and it would get another slot, again and again. Anybody may call it.
-func (c *claimer) suspended(l *Lease) {
-	time.AfterFunc(time.Until(l.slot), func() {
+func (c *Claimer) Suspended(queue string, job quarantine.Job, slot time.Time) {
+	time.AfterFunc(time.Until(slot), func() {
 		c.mu.Lock()
-		c.came = append(c.came, l)
+		c.came = append(c.came, slotted{job, queue})
 		c.mu.Unlock()
 		c.Rouse()
 	})
 }
 
 // Rouse makes the claimer think again. Anybody may call it.
-func (c *claimer) Rouse() {
+func (c *Claimer) Rouse() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// loop claims and hands out until ctx ends.
-func (c *claimer) loop(ctx context.Context) {
+// Loop claims and hands out until ctx ends.
+func (c *Claimer) Loop(ctx context.Context) {
 	for ctx.Err() == nil {
 		now := time.Now()
-		c.obey(c.q.pauses.Latest.Load())
+		c.obey(c.Paused.Latest.Load())
 		c.hear(now)
 		wait := min(c.becomeDue(now), c.giveBackAhead(now))
 		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
 		next := now.Add(wait)
-		c.next.Store(&next)
+		c.Next.Store(&next)
 		timer := time.NewTimer(wait)
 		select {
 		case answer := <-c.answers:
@@ -153,7 +221,7 @@ func (c *claimer) loop(ctx context.Context) {
 }
 
 // answered waits until no statement is under way, and reports whether any was.
-func (c *claimer) answered() (some bool) {
+func (c *Claimer) answered() (some bool) {
 	for c.claimsBacklog || c.claimsInTurn || c.claims || c.claimsLost || c.looking || c.keeps {
 		(<-c.answers)()
 		some = true
@@ -163,7 +231,7 @@ func (c *claimer) answered() (some bool) {
 
 // send runs a statement in a goroutine of its own, and afterwards, in the claimer's goroutine, what it returns. The purpose
 // is taken until then.
-func (c *claimer) send(purpose *bool, statement func() (answer func())) {
+func (c *Claimer) send(purpose *bool, statement func() (answer func())) {
 	*purpose = true
 	go func() {
 		answer := statement()
@@ -175,7 +243,7 @@ func (c *claimer) send(purpose *bool, statement func() (answer func())) {
 }
 
 // hear takes what the listener heard.
-func (c *claimer) hear(now time.Time) {
+func (c *Claimer) hear(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for queue, notified := range c.heard {
@@ -186,30 +254,30 @@ func (c *claimer) hear(now time.Time) {
 			continue
 		}
 		c.hasJobs(c.byName[queue], notified, now)
-		if name, looks := moreOf(queue); looks > 0 { // a queue may have such a name
+		if name, looks := MoreOf(queue); looks > 0 { // a queue may have such a name
 			if f := c.byName[name]; f != nil {
-				if f.more.IsZero() {
-					f.moreFrom, f.moreJobs = now, 0
+				if f.looking.until.IsZero() {
+					f.looking.from, f.looking.jobs = now, 0
 				}
-				f.more = now.Add(looks + looksOn)
+				f.looking.until = now.Add(looks + looksOn)
 				c.hasJobs(f, notified, now)
 			}
 		}
 	}
 	clear(c.heard)
-	c.came = slices.DeleteFunc(c.came, func(l *Lease) bool {
-		f := c.byName[l.Queue]
+	c.came = slices.DeleteFunc(c.came, func(s slotted) bool {
+		f := c.byName[s.queue]
 		if f.busy {
 			return false // the answer comes first
 		}
-		f.quarantine.SlotCame(l.ID, l.Lost)
+		f.quarantine.SlotCame(s.Job)
 		c.activate(f)
 		return true
 	})
 }
 
 // hasJobs records that there are jobs for a feed, which may be nil, and whether a notification said so.
-func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
+func (c *Claimer) hasJobs(f *feed, notified bool, now time.Time) {
 	if f == nil {
 		return
 	}
@@ -227,7 +295,7 @@ func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
 // giveBackAhead gives back jobs that were claimed ahead and wait too long for a slot, for others to start.
 // Usually they wait for some hundredths of a second, unless handlers suddenly take much longer. It returns
 // when to think again at the latest.
-func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
+func (c *Claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	if !c.ahead {
 		return rhythm.LongestNap
 	}
@@ -236,16 +304,12 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	}
 	c.ahead, c.gaveBack = false, now
 	for _, f := range c.feeds {
-		s := f.slots
-		if !s.anyWait() {
-			continue
-		}
-		c.ahead = true
 		longest := aheadLongest
 		if f.cursor.Full && !f.last {
 			longest = aheadBacklog // they come after all that are due already
 		}
-		if c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest }) {
+		some, anyWait := c.Worker.GiveBack(f.queue, func(_ string, since time.Time) bool { return now.Sub(since) > longest })
+		if c.ahead = c.ahead || anyWait; some {
 			f.again = now.Add(rhythm.Moment) // until then they are written
 			f.passOn = f.again
 			c.activate(f)
@@ -255,13 +319,13 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 }
 
 // isDue records that there is something to claim, as far as is known.
-func (c *claimer) isDue(f *feed) {
+func (c *Claimer) isDue(f *feed) {
 	f.due = true
 	f.slots.end.Store(nil)
 	c.activate(f)
 }
 
-func (c *claimer) activate(f *feed) {
+func (c *Claimer) activate(f *feed) {
 	if !f.active {
 		f.active = true
 		c.active = append(c.active, f)
@@ -269,8 +333,8 @@ func (c *claimer) activate(f *feed) {
 }
 
 // listens reports whether notifications arrive for each job of a queue that is announced.
-func (c *claimer) listens() bool {
-	return c.listener.Confirmed.Load() && !c.listener.notOfTx.Load()
+func (c *Claimer) listens() bool {
+	return c.Listener.Confirmed.Load() && !c.Listener.notOfTx.Load()
 }
 
 // claimRound is what startClaims decides in one go over the active feeds.
@@ -291,7 +355,7 @@ const (
 )
 
 // startClaims starts the claims that can be made now. It returns when to think again at the latest, if nothing happens.
-func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
+func (c *Claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
 	if d := c.notBefore.Sub(now); d > 0 {
 		return d
 	}
@@ -315,7 +379,7 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 }
 
 // consider has an active feed claimed, if there is something to claim and no answer to wait for.
-func (c *claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd {
+func (c *Claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd {
 	purpose := c.purposeOf(f, r.now)
 	taken := *purpose || len(r.chosen) >= perStatement
 	one := c.quarantineDue(f)
@@ -338,18 +402,18 @@ func (c *claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd
 }
 
 // purposeOf is for what a claim of a feed is sent.
-func (c *claimer) purposeOf(f *feed, now time.Time) *bool {
+func (c *Claimer) purposeOf(f *feed, now time.Time) *bool {
 	switch {
 	case !f.backlog:
 		return &c.claims
-	case now.Before(f.othersUntil):
+	case now.Before(f.turns.others):
 		return &c.claimsInTurn
 	}
 	return &c.claimsBacklog
 }
 
 // claimNow claims from a feed, by itself or together with others of the round, if there is room.
-func (c *claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose *bool, taken bool) roundEnd {
+func (c *Claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose *bool, taken bool) roundEnd {
 	w := c.wantNow(f)
 	f.noRoom = !w.now
 	switch {
@@ -371,9 +435,9 @@ func (c *claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose 
 }
 
 // claim claims from feeds, from their cursors on, jobs that have lost no lease.
-func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpose *bool) {
+func (c *Claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpose *bool) {
 	began := time.Now()
-	asks, how := make([]*claim, len(feeds)), make([]cursor.Look, len(feeds))
+	asks, how := make([]*Ask, len(feeds)), make([]cursor.Look, len(feeds))
 	for i, f := range feeds {
 		asks[i], how[i] = c.ask(f, wants[i].n, len(feeds), began) // #nosec G602 -- one want for each feed
 	}
@@ -381,14 +445,14 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 	var fresh *newLook
 	if purpose == &c.claims && c.looks.fresh.took > 0 && !c.looking {
 		fresh = c.newLook(began)
-		asks[0].along = &pg.Along{Statement: stmt.LookForNew, Args: fresh.args, Read: fresh.read}
+		asks[0].Along = &pg.Along{Statement: stmt.LookForNew, Args: fresh.args, Read: fresh.read}
 	}
 	c.send(purpose, func() func() {
 		err := c.sendClaims(ctx, kinds, asks)
 		ended := time.Now()
 		return func() {
 			for _, ask := range asks {
-				c.left += ask.Limit - len(ask.leases)
+				c.left += ask.Limit - ask.Got()
 			}
 			if fresh != nil {
 				c.wentAlong(fresh, ended, err)
@@ -407,20 +471,20 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 }
 
 // ask says what a claim that begins now asks of a feed, one of several.
-func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, cursor.Look) {
+func (c *Claimer) ask(f *feed, n, several int, now time.Time) (*Ask, cursor.Look) {
 	s := f.slots
 	f.busy, f.due, f.last, f.again = true, false, false, time.Time{}
 	f.moves++
 	f.quarantine.OthersTurn = false
 	from, how := f.cursor.Begin(now)
-	ask := &claim{
-		queue: f.queue, Asked: cursor.Asked{Limit: min(n, max(1, table.ChunkRows/several), c.left), From: from}, alone: several == 1,
-		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
+	ask := &Ask{
+		Queue: f.queue, Asked: cursor.Asked{Limit: min(n, max(1, table.ChunkRows/several), c.left), From: from}, alone: several == 1,
+		Free: max(0, int64(s.Count*s.Width)-s.Outstanding.Load()+f.reserved),
 	}
 	c.left -= ask.Limit
-	if others := now.Before(f.othersUntil); f.backlog && !now.Before(f.turnsFrom) && c.db.Own.HasTurns(others) && c.q.store.Citus.Load() != pg.CitusYes {
-		ask.turn = pg.NewTurn(c.q.store.Schema, f.queue, c.kinds)
-		ask.turn.Others = others
+	if others := now.Before(f.turns.others); f.backlog && !now.Before(f.turns.from) && c.DB.Own.HasTurns(others) && c.Store.Citus.Load() != pg.CitusYes {
+		ask.Turn = pg.NewTurn(c.Store.Schema, f.queue, c.kinds)
+		ask.Turn.Others = others
 	}
 	return ask, how
 }
@@ -428,24 +492,24 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, cursor.Lo
 // sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it at once: a claim that commits
 // while nobody waits for its answer leaves leases that have to run out. But however long a lease is, a connection that has gone
 // silent keeps the worker from claiming for no longer than pg.SessionLimit. If its turn does not come, it is sent without one.
-func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
-	unbroken, cancel := pg.Outlast(ctx, min(c.w.lease, pg.SessionLimit)+turnPatience)
+func (c *Claimer) sendClaims(ctx context.Context, kinds []string, asks []*Ask) error {
+	unbroken, cancel := pg.Outlast(ctx, min(c.Lease, pg.SessionLimit)+turnPatience)
 	defer cancel()
 	for {
 		if err := c.maySend(unbroken, kinds, asks); err != nil {
 			return err
 		}
-		err := c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
+		err := c.Worker.Claim(unbroken, c.DB, kinds, asks)
 		first := asks[0]
-		if first.turn == nil || !errors.Is(err, pg.ErrNoTurn) && !pg.NotInTurn(err) {
+		if first.Turn == nil || !errors.Is(err, pg.ErrNoTurn) && !pg.NotInTurn(err) {
 			return err
 		}
-		first.turn, first.outOfTurn = nil, !errors.Is(err, pg.ErrNoTurn)
+		first.Turn, first.outOfTurn = nil, !errors.Is(err, pg.ErrNoTurn)
 	}
 }
 
 // claimed records how a claim ended for these feeds. It returns false if it failed.
-func (c *claimer) claimed(feeds []*feed, err error) bool {
+func (c *Claimer) claimed(feeds []*feed, err error) bool {
 	if err == nil {
 		c.fails = 0
 		c.works(watch.Claim, feeds)
@@ -463,23 +527,19 @@ func (c *claimer) claimed(feeds []*feed, err error) bool {
 }
 
 // claimFailed puts off the next claim, the longer the more claims in a row have failed.
-func (c *claimer) claimFailed(feeds []*feed, err error) {
-	name := ""
-	if len(feeds) == 1 {
-		name = feeds[0].queue
-	}
+func (c *Claimer) claimFailed(feeds []*feed, err error) {
 	c.failed = err
 	c.fails++
 	wait := min(5*time.Second, 50*time.Millisecond<<min(c.fails, 10))
 	c.notBefore, c.shaken = time.Now().Add(wait/2+rand.N(wait)), true
-	c.q.troubles.Fails(c.id, watch.Claim, name, err, slog.Duration("next_try_in", wait))
+	c.Troubles.Fails(c.ID, watch.Claim, theOnly(feeds), err, slog.Duration("next_try_in", wait))
 }
 
 // works reports that background work went well for these feeds. Work on several reports its failures without a name.
-func (c *claimer) works(w *watch.Work, feeds []*feed) {
-	c.q.troubles.Works(c.id, w, "")
+func (c *Claimer) works(w *watch.Work, feeds []*feed) {
+	c.Troubles.Works(c.ID, w, "")
 	for _, f := range feeds {
-		c.q.troubles.Works(c.id, w, f.queue)
+		c.Troubles.Works(c.ID, w, f.queue)
 	}
 	if c.shaken {
 		c.shaken = false
@@ -488,20 +548,19 @@ func (c *claimer) works(w *watch.Work, feeds []*feed) {
 }
 
 // took takes what a claim returned for a feed, and decides what comes next for it.
-func (c *claimer) took(f *feed, ask *claim, how cursor.Look, began, ended time.Time) {
+func (c *Claimer) took(f *feed, ask *Ask, how cursor.Look, began, ended time.Time) {
 	f.busy, f.claimedAt = false, ended
-	f.cursor.Claimed(ask.Asked, ask.leases, how, began, ended, f.tookTurn(ask, ended))
+	f.cursor.Claimed(ask.Asked, ask.Jobs, how, began, ended, f.turns.took(ask, ended))
 	if f.anew {
 		f.cursor.Restart()
 		f.anew, f.due = false, true
 	}
 	c.looks.claimed = true
-	found := len(ask.leases) > 0
+	found := ask.Jobs.Len() > 0
 	if found {
-		f.pace.claimed(ask.leases)
-		c.exec.accept(f.slots, ask.leases, ask.began)
-		c.ahead = c.ahead || f.slots.anyWait()
-		f.moreJobs += len(ask.leases)
+		f.pace.claimed(ask.Jobs)
+		c.ahead = c.Worker.Accept(f.queue, ask.Jobs, ask.Began) || c.ahead
+		f.looking.jobs += ask.Jobs.Len()
 	}
 	c.unreserve(f)
 	f.sawEnd(ask, ended)
@@ -515,42 +574,21 @@ func (c *claimer) took(f *feed, ask *claim, how cursor.Look, began, ended time.T
 	c.claimNext(f, found, ended)
 }
 
-// tookTurn takes what a claim learned about turns: whether others claim there too. It returns how long the
-// claim waited for its turn.
-func (f *feed) tookTurn(ask *claim, ended time.Time) (waited time.Duration) {
-	switch t := ask.turn; {
-	case t != nil:
-		if t.Waited > turnAtOnce || t.Missed {
-			f.othersUntil = ended.Add(cursor.Overlap)
-		}
-		if !t.Missed {
-			f.vain = 0
-		}
-		f.turnTook = t.Waited
-		return t.Waited
-	case ask.outOfTurn:
-		if f.vain++; f.vain > 1 { // once may be because very many wait
-			f.turnsFrom = ended.Add(2 * cursor.Overlap)
-		}
-	}
-	return 0
-}
-
 // sawEnd takes whether a claim came to the end of the queue, or there is more than it was allowed to take.
-func (f *feed) sawEnd(ask *claim, ended time.Time) {
+func (f *feed) sawEnd(ask *Ask, ended time.Time) {
 	full := f.cursor.Full
-	if !full && !f.due && !ended.Before(f.more) {
+	if !full && !f.due && !ended.Before(f.looking.until) {
 		f.passOn = time.Time{}
 	}
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.IDs) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && (ask.Limit >= perStatement || ask.alone && f.slots.count*f.slots.width >= perStatement)
+	f.backlog = full && (ask.Limit >= perStatement || ask.alone && f.slots.Count*f.slots.Width >= perStatement)
 }
 
 // claimNext decides when a feed is claimed, or looked at, after a claim that found some jobs or none.
-func (c *claimer) claimNext(f *feed, found bool, ended time.Time) {
-	a, looking := &c.announcement, ended.Before(f.more)
+func (c *Claimer) claimNext(f *feed, found bool, ended time.Time) {
+	a, looking := &c.announcement, ended.Before(f.looking.until)
 	late := f.mayComeLate(found, a.lively || looking)
 	if late && a.backed && !found {
 		c.lookSoon(f, later(f.cursor.NextLook(), ended)) // a claim might take what others have been woken for
@@ -582,14 +620,14 @@ func (f *feed) mayComeLate(found, looked bool) bool { return f.cursor.Brief && !
 
 // claimBack has a feed claimed soon, and from farther back when that is due. Producers need not wait for that
 // to know of the feed.
-func (c *claimer) claimBack(f *feed, ended time.Time) {
+func (c *Claimer) claimBack(f *feed, ended time.Time) {
 	f.claimSoon(ended)
 	if look := f.cursor.NextLook(); look.Before(f.again) {
 		f.again = later(look, ended)
 	}
 	c.activate(f)
 	a := &c.announcement
-	if f.announced.IsZero() && ended.Sub(f.found) >= rhythm.Moment && c.listener.Confirmed.Load() && !a.lively {
+	if f.announced.IsZero() && ended.Sub(f.found) >= rhythm.Moment && c.Listener.Confirmed.Load() && !a.lively {
 		a.wanted = true
 	}
 }
@@ -608,11 +646,11 @@ func (f *feed) claimSoon(ended time.Time) {
 func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
 
 // startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
-func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
+func (c *Claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
 	c.found(0, now)
 	wait, passOn := rhythm.LongestNap, c.passOnIn(now)
 	if !c.keeps && !c.readPaused(ctx, now) && !c.startPassingOn(ctx, now, passOn) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
-		if c.listener.Confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
+		if c.Listener.Confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
 			wait = c.announcement.wait(now)
 		}
 		if c.holdsBack {
@@ -627,6 +665,14 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 		wait = min(wait, c.looks.wait(now))
 	}
 	return wait
+}
+
+// theOnly is the name of the only feed, or "".
+func theOnly(feeds []*feed) string {
+	if len(feeds) == 1 {
+		return feeds[0].queue
+	}
+	return ""
 }
 
 func names(feeds []*feed) []string {

@@ -1,4 +1,4 @@
-package onceq
+package claimer
 
 import (
 	"context"
@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,8 +42,8 @@ import (
 // to go on looking for that time.
 const lookMore = "\x1f"
 
-// moreOf returns the queue and the time of such a notification. A queue may have such a name, so 0 says nothing of others.
-func moreOf(payload string) (queue string, looks time.Duration) {
+// MoreOf returns the queue and the time of such a notification. A queue may have such a name, so 0 says nothing of others.
+func MoreOf(payload string) (queue string, looks time.Duration) {
 	if text, ok := strings.CutPrefix(payload, lookMore); ok {
 		if number, name, ok := strings.Cut(text, lookMore); ok {
 			if n, err := strconv.ParseUint(number, 10, 15); err == nil {
@@ -56,58 +54,14 @@ func moreOf(payload string) (queue string, looks time.Duration) {
 	return "", 0
 }
 
-var processStart = time.Now()
-
-// quietQueues are those for which nobody waited when Enqueue asked. Times are since the start of the process.
-type quietQueues struct {
-	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask
-	quiets   atomic.Int32 // how many there are in quiet, about; at most remembered
-	allQuiet atomic.Int64 // the same as quiet for all queues
-}
-
-// isQuiet reports whether Enqueue assumes that nobody waits for a queue. It does for quietFor after it has found that nobody does, counted
-// from just before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after that
-// time, and so misses nothing.
-func (q *quietQueues) isQuiet(queue string) bool {
-	now := int64(time.Since(processStart))
-	if now < q.allQuiet.Load() {
-		return true
-	}
-	until, ok := q.quiet.Load(queue)
-	return ok && now < until.(*atomic.Int64).Load()
-}
-
-// setQuiet records the answer that nobody waits. asked is when the statement asked, and zero if it did not.
-func (q *quietQueues) setQuiet(queue string, who whoWaits, asked time.Time) {
-	if asked.IsZero() || who == someWaits {
-		return
-	}
-	end := int64(asked.Sub(processStart) + quietFor)
-	if who == nobodyWaits {
-		q.allQuiet.Store(end)
-		return
-	}
-	until, ok := q.quiet.Load(queue)
-	if !ok {
-		if q.quiets.Add(1) > remembered {
-			q.quiet.Clear()
-			q.quiets.Store(1)
-		}
-		until, _ = q.quiet.LoadOrStore(queue, new(atomic.Int64))
-	}
-	until.(*atomic.Int64).Store(end)
-}
-
-// listener is how producers reach one run: what they know about it, and the notifications that it gets from the process's
+// Listener is how producers reach one run: what they know about it, and the notifications that it gets from the process's
 // session.
-type listener struct {
+type Listener struct {
 	pg.Hearer // woken is called with a queue for each notification, and with "" when these begin to arrive
-	q         *Queue
-	id        int64 // of the run
-	db        pg.Quick
-	notOfTx   atomic.Bool // no notifications arrive for jobs that were enqueued in a transaction
-	waits     atomic.Bool // producers know that the run waits for jobs of each queue that is not paused, or it is dormant. The claimer sets it
-	leaves    atomic.Bool // while it waits, what becomes due is left to others that wait. The claimer sets it
+	*Config
+	notOfTx atomic.Bool // no notifications arrive for jobs that were enqueued in a transaction
+	Waits   atomic.Bool // producers know that the run waits for jobs of each open queue, or it is dormant. The claimer sets it
+	leaves  atomic.Bool // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
@@ -121,17 +75,14 @@ type listener struct {
 	dormant bool  // the run has no row, because enough others wait
 }
 
-func newListener(w *Worker, id int64, own *pg.Conns, woken func(string)) *listener {
-	l := &listener{q: w.q, id: id, db: pg.Quick{Own: own, Patience: pg.BriefWait}}
-	l.Channel, l.Woken, l.Heard, l.Lost = fmt.Sprintf("onceq_%d", id), woken, l.confirm, l.isLost
-	l.queues = slices.Sorted(maps.Keys(w.queues))
+func newListener(c *Claimer, woken func(string)) *Listener {
+	l := &Listener{Config: &c.Config, queues: names(c.feeds), polls: c.Poll == 0, room: math.MaxInt32}
+	l.Channel, l.Woken, l.Heard, l.Lost = fmt.Sprintf("onceq_%d", l.ID), woken, l.confirm, l.isLost
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
-	l.kinds = pg.Hash(append(slices.Sorted(slices.Values(w.kinds)), w.poll.String())...)
-	l.polls = w.poll == 0
-	l.room = math.MaxInt32
-	for _, c := range w.queues {
-		l.room = min(l.room, c.Concurrency)
+	l.kinds = pg.Hash(append(slices.Sorted(slices.Values(c.Kinds)), c.Poll.String())...)
+	for _, f := range c.feeds {
+		l.room = min(l.room, f.slots.Count)
 	}
 	return l
 }
@@ -140,11 +91,11 @@ func newListener(w *Worker, id int64, own *pg.Conns, woken func(string)) *listen
 // wait that could stand in for each other, and look at the default interval, dormantFrom of them are enough,
 // and the others are dormant: they have no row in waiters, and their sessions do not listen. Each dormant one
 // asks now and then whether fewer than half of dormantFrom wait, and waits then. In a burst that is soon,
-// because those that were woken do not count. Whoever has come back stays awake for a while (awakeFor). Jobs
+// because those that were woken do not count. Whoever has come back stays awake for a minute. Jobs
 // that nobody was woken for the looks find, of those that are dormant as of all others that wait.
 
 // leavesNow reports whether what becomes due is left to others. Anybody may call it.
-func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
+func (l *Listener) leavesNow() bool { return l.Waits.Load() && l.leaves.Load() }
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it
 // does not wait. A woken run may get the jobs of the time looks alone, and looking are the queues of which it
@@ -153,12 +104,12 @@ func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 // one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
 // order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among
 // them by ids.
-func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
+func (l *Listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
 	defer func() {
 		if err == nil {
-			l.q.troubles.Works(l.id, watch.Announce, "")
+			l.Troubles.Works(l.ID, watch.Announce, "")
 		} else if ctx.Err() == nil {
-			l.q.troubles.Fails(l.id, watch.Announce, "", err)
+			l.Troubles.Fails(l.ID, watch.Announce, "", err)
 		}
 	}()
 	until := 3 * announceAgain
@@ -166,7 +117,7 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 		until = 0
 	}
 	setName := func() error {
-		err := l.q.store.Guarded(ctx, l.db, stmt.NameQueues, []any{l.queues, l.serves}, nil)
+		err := l.Store.Guarded(ctx, l.DB, stmt.NameQueues, []any{l.queues, l.serves}, nil)
 		l.named = err == nil
 		return err
 	}
@@ -176,9 +127,9 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 		}
 	}
 	l.round++
-	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
+	args := []any{l.ID, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
 	send := func() error {
-		return l.q.store.Guarded(ctx, l.db, stmt.AnnounceRow, args, &l.named, &others, &before, &l.dormant)
+		return l.Store.Guarded(ctx, l.DB, stmt.AnnounceRow, args, &l.named, &others, &before, &l.dormant)
 	}
 	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
 		args[10] = dormantFrom / 2
@@ -198,7 +149,7 @@ func (l *listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 
 // listens makes the session listen for a run that is not dormant any longer, and not listen for one that still is: just before it became
 // dormant a producer may have found it. Where the session is not free the run remains dormant.
-func (l *listener) listens(ctx context.Context) error {
+func (l *Listener) listens(ctx context.Context) error {
 	if l.dormant == l.Deaf.Load() {
 		return nil
 	}
@@ -206,7 +157,7 @@ func (l *listener) listens(ctx context.Context) error {
 	if l.dormant {
 		how = "unlisten "
 	}
-	used, err := l.db.Own.Session.Use(ctx, pg.BriefWait, func(ctx context.Context, conn *pgx.Conn) error {
+	used, err := l.DB.Own.Session.Use(ctx, pg.BriefWait, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, how+l.Channel)
 		if err == nil {
 			l.Deaf.Store(l.dormant)
@@ -218,26 +169,26 @@ func (l *listener) listens(ctx context.Context) error {
 }
 
 // confirm says that the session listens for this run. prepares is whether the server can prepare transactions.
-func (l *listener) confirm(prepares bool) {
+func (l *Listener) confirm(prepares bool) {
 	l.notOfTx.Store(prepares)
 	l.Confirmed.Store(true)
-	l.q.troubles.Works(l.id, watch.Listen, "")
+	l.Troubles.Works(l.ID, watch.Listen, "")
 	l.Woken("") // so that the claimer ends its short polls and announces that it waits: notifications may have been lost
 }
 
 // isLost says that the session no longer listens for this run, and when that is tried again.
-func (l *listener) isLost(err error, next time.Duration) {
+func (l *Listener) isLost(err error, next time.Duration) {
 	if errors.Is(err, pg.ErrUnheard) {
-		l.q.troubles.Works(l.id, watch.Listen, "") // polling is all that can be done there
-		l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", next), slog.Any("reason", err))
+		l.Troubles.Works(l.ID, watch.Listen, "") // polling is all that can be done there
+		l.Log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", next), slog.Any("reason", err))
 	} else {
-		l.q.troubles.Fails(l.id, watch.Listen, "", err, slog.Duration("next_try_in", next))
+		l.Troubles.Fails(l.ID, watch.Listen, "", err, slog.Duration("next_try_in", next))
 	}
 }
 
-// unannounceAll is for the end of the run. For the queues for which it was woken last another run is woken: it may have been left
+// UnannounceAll is for the end of the run. For the queues for which it was woken last another run is woken: it may have been left
 // jobs that it has not seen.
-func (l *listener) unannounceAll() {
+func (l *Listener) UnannounceAll() {
 	const unannounce = `
 with gone as (delete from onceq.waiters where worker = $1::bigint returning 1),
      woken as (delete from onceq.wakes where worker = $1::bigint and round <= $2::bigint returning queue)
@@ -246,6 +197,6 @@ select pg_catalog.count(onceq.wake(u.queue, 1, $3::bigint, true))
 	ctx, cancel := context.WithTimeout(context.Background(), pg.EndWithin)
 	defer cancel()
 	if l.round > 0 {
-		_ = l.q.store.Guarded(ctx, l.db, unannounce, []any{l.id, l.round, rand.Int64()}, nil) // the rows expire anyway
+		_ = l.Store.Guarded(ctx, l.DB, unannounce, []any{l.ID, l.round, rand.Int64()}, nil) // the rows expire anyway
 	}
 }

@@ -1,4 +1,4 @@
-package onceq
+package claimer
 
 import (
 	"context"
@@ -16,19 +16,20 @@ import (
 	"github.com/onceq/onceq/internal/table"
 )
 
-// drain claims, as loop does, until all jobs in left were claimed, or until nothing is due in any queue and nothing runs: a job of one
+// Drain claims, as Loop does, until this many jobs were claimed, or until nothing is due in any queue and nothing runs: a job of one
 // queue may enqueue for another. Each turn begins at the beginning of the queues. After one that found nothing, the next one first lets
 // jobs into their lanes. It claims after that, because what another promoter has let in is due then. cutShort says that ctx ended with
 // work left.
-func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err error) {
+func (c *Claimer) Drain(ctx context.Context, most int) (cutShort bool, err error) {
+	c.left = most
 	err = c.fillQuarantine(ctx, table.ChunkRows)
 	// While handlers run it asks again for what they enqueue: soon at first, and more rarely while nothing
 	// changes.
 	const first = 2 * time.Millisecond
 	for rest, looks := first, false; c.left > 0 && ctx.Err() == nil; {
-		idle, left, more := c.exec.tasks.holdsNone(), c.left, true
+		idle, left, more := c.Worker.HoldsNone(), c.left, true
 		if err == nil && looks {
-			more, err = p.drain(ctx, idle)
+			more, err = c.Promoter.Drain(ctx, idle)
 		}
 		if err == nil {
 			err = c.claimAll(ctx)
@@ -57,26 +58,14 @@ func (c *claimer) drain(ctx context.Context, p *promoter) (cutShort bool, err er
 
 func (f *feed) hasMore() bool { return f.due || len(f.quarantine.IDs) > 0 }
 
-// drain lets jobs into their lanes, and reports whether there may be more to do. The last look, while nothing runs, is for all calls,
-// because a handler may have committed some late, and for the ends of jobs that nobody tells. What is locked by a job of this drain
-// that still runs comes at the next look, and not after the drain has ended.
-func (p *promoter) drain(ctx context.Context, idle bool) (more bool, err error) {
-	if p.again = 0; idle {
-		p.again = promoteAgain
-		p.anew.Store(true)
-	}
-	did, err := p.promote(ctx)
-	return did.calls > 0 || did.more || did.busy, err
-}
-
 // claimAll claims from all feeds, from the beginning, until they have come to their end or there is no room.
-func (c *claimer) claimAll(ctx context.Context) error {
+func (c *Claimer) claimAll(ctx context.Context) error {
 	for _, f := range c.feeds {
 		f.cursor.Restart()
 		c.isDue(f)
 	}
 	for c.failed = nil; c.failed == nil && c.left > 0 && ctx.Err() == nil; {
-		c.obey(c.q.pauses.Latest.Load())
+		c.obey(c.Paused.Latest.Load())
 		if c.startClaims(ctx, time.Now()); !c.answered() {
 			break
 		}
@@ -86,8 +75,8 @@ func (c *claimer) claimAll(ctx context.Context) error {
 
 // fillQuarantine is the rescan of Drain, among the first jobs of each priority, while nothing runs here: for the lease of a job of this
 // drain may seem to be lost. As the rescan does, it warns of kinds without a handler.
-func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
-	return c.q.store.Send(ctx, c.db, pg.Hot, stmt.FindLost, []any{names(c.feeds), c.kinds, among}, pg.Each(func(rows pgx.Rows) error {
+func (c *Claimer) fillQuarantine(ctx context.Context, among int) error {
+	return c.Store.Send(ctx, c.DB, pg.Hot, stmt.FindLost, []any{names(c.feeds), c.kinds, among}, pg.Each(func(rows pgx.Rows) error {
 		var n int
 		var ids []int64
 		var lost []int32
@@ -100,11 +89,7 @@ func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
 			return nil
 		}
 		c.warnOf(f, unknown)
-		seen := make([]quarantine.Job, len(ids))
-		for i, id := range ids {
-			seen[i] = quarantine.Job{ID: id, Lost: int(lost[i])}
-		}
-		f.quarantine.Saw(seen)
+		f.quarantine.Saw(quarantine.Jobs(ids, lost))
 		return nil
 	}))
 }

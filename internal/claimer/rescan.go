@@ -1,4 +1,4 @@
-package onceq
+package claimer
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func (r *rescans) due(now time.Time) bool {
 
 // lookedBehind takes what a look at all saw of queues in which any job is due. recent says that some other one was rescanned
 // lately.
-func (c *claimer) lookedBehind(behind []*feed, recent bool, took rhythm.Pass) {
+func (c *Claimer) lookedBehind(behind []*feed, recent bool, took rhythm.Pass) {
 	r := &c.rescans
 	r.asked = took.Ended.Add(-took.Took)
 	r.looks[1], r.looks[0] = r.looks[0], took.Took
@@ -65,14 +65,14 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took rhythm.Pass) {
 	}
 	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused || !f.hasRoom() })
 	if !r.known.IsZero() {
-		c.q.troubles.Works(c.id, watch.Rescan, "")
+		c.Troubles.Works(c.ID, watch.Rescan, "")
 		is := make(map[*feed]bool, len(r.feeds))
 		for _, f := range r.feeds {
 			is[f] = true
 		}
 		for _, f := range c.feeds {
 			if !is[f] { // there is nothing to do, or another worker does it
-				c.q.troubles.Works(c.id, watch.Rescan, f.queue)
+				c.Troubles.Works(c.ID, watch.Rescan, f.queue)
 			}
 		}
 	}
@@ -100,7 +100,7 @@ func (r *rescans) ended() {
 }
 
 // startRescan asks for the turn, or looks at the next page.
-func (c *claimer) startRescan(ctx context.Context) bool {
+func (c *Claimer) startRescan(ctx context.Context) bool {
 	r := &c.rescans
 	switch {
 	case r.known.IsZero() && !time.Now().Before(r.notYet):
@@ -133,7 +133,7 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 	c.send(&c.keeps, func() func() {
 		var p page
 		began := time.Now()
-		err := c.q.store.Guarded(ctx, c.db, stmt.RescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.left, &p.ids, &p.lost)
+		err := c.Store.Guarded(ctx, c.DB, stmt.RescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.left, &p.ids, &p.lost)
 		took := time.Since(began)
 		return func() {
 			f.busy = false
@@ -151,9 +151,9 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 }
 
 // makeKnown adds this worker's queues to the table.
-func (c *claimer) makeKnown(ctx context.Context) {
+func (c *Claimer) makeKnown(ctx context.Context) {
 	c.send(&c.keeps, func() func() {
-		err := c.q.store.Send(ctx, c.db, pg.Hot, stmt.AddQueues, []any{names(c.feeds)}, pg.NoRows)
+		err := c.Store.Send(ctx, c.DB, pg.Hot, stmt.AddQueues, []any{names(c.feeds)}, pg.NoRows)
 		return func() {
 			if c.rescanWorks(ctx, c.feeds, err) {
 				c.rescans.known = time.Now()
@@ -165,15 +165,11 @@ func (c *claimer) makeKnown(ctx context.Context) {
 }
 
 // rescanWorks reports how a statement for these feeds ended. It returns false if it failed.
-func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) bool {
-	name := ""
-	if len(feeds) == 1 {
-		name = feeds[0].queue
-	}
+func (c *Claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) bool {
 	if err == nil {
 		c.works(watch.Rescan, feeds)
 	} else if ctx.Err() == nil {
-		c.q.troubles.Fails(c.id, watch.Rescan, name, err)
+		c.Troubles.Fails(c.ID, watch.Rescan, theOnly(feeds), err)
 	}
 	return err == nil
 }
@@ -183,20 +179,20 @@ func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 // until others rescan.
 func (f *feed) hasRoom() bool {
 	s := f.slots
-	returned := s.returned.Load()
+	returned := s.Returned.Load()
 	some := returned != f.returned
 	f.returned = returned
-	return some || s.outstanding.Load() <= int64((s.count-1)*s.width)
+	return some || s.Outstanding.Load() <= int64((s.Count-1)*s.Width)
 }
 
 // askForTurn asks in which queues it is this worker's turn.
-func (c *claimer) askForTurn(ctx context.Context) {
+func (c *Claimer) askForTurn(ctx context.Context) {
 	r := &c.rescans
 	every, feeds := r.interval(), r.feeds
 	args := []any{names(feeds), every.Microseconds(), c.kinds}
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
-		err := c.q.store.Send(ctx, c.db, pg.Hot, stmt.RescanTurn, args, pg.Each(func(rows pgx.Rows) error {
+		err := c.Store.Send(ctx, c.DB, pg.Hot, stmt.RescanTurn, args, pg.Each(func(rows pgx.Rows) error {
 			var queue string
 			if err := rows.Scan(&queue); err != nil {
 				return err
@@ -207,7 +203,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 		return func() {
 			c.rescanWorks(ctx, feeds, err)
 			r.granted, r.feeds = true, mine
-			if len(mine) == 0 && time.Since(r.known) > c.w.lease {
+			if len(mine) == 0 && time.Since(r.known) > c.Lease {
 				r.known = time.Time{} // others have the turn, or somebody has emptied the table
 			}
 			if len(mine) < len(feeds) {
@@ -220,7 +216,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 }
 
 // glance looks at the next feeds, and leaves those out in which there is nothing to do.
-func (c *claimer) glance(ctx context.Context) {
+func (c *Claimer) glance(ctx context.Context) {
 	r := &c.rescans
 	feeds := r.feeds[:min(len(r.feeds), perStatement/2)]
 	runAts, ids := [3][]time.Time{}, [3][]int64{}
@@ -233,7 +229,7 @@ func (c *claimer) glance(ctx context.Context) {
 	c.send(&c.keeps, func() func() {
 		var some []*feed
 		began := time.Now()
-		err := c.q.store.Send(ctx, c.db, pg.Hot, stmt.RescanFirst, args, pg.Each(func(rows pgx.Rows) error {
+		err := c.Store.Send(ctx, c.DB, pg.Hot, stmt.RescanFirst, args, pg.Each(func(rows pgx.Rows) error {
 			var n int
 			if err := rows.Scan(&n); err != nil {
 				return err
@@ -267,11 +263,9 @@ type page struct {
 }
 
 // rescanned takes what a page of a feed's priority before a position has.
-func (c *claimer) rescanned(ctx context.Context, f *feed, to cursor.Position, p *page) {
+func (c *Claimer) rescanned(ctx context.Context, f *feed, to cursor.Position, p *page) {
 	r := &c.rescans
-	for i, id := range p.ids {
-		r.lost = append(r.lost, quarantine.Job{ID: id, Lost: int(p.lost[i])})
-	}
+	r.lost = append(r.lost, quarantine.Jobs(p.ids, p.lost)...)
 	c.warnOf(f, p.unknown)
 	r.others = append(r.others, p.left...)
 	if p.moved > 0 {
@@ -297,20 +291,20 @@ func (c *claimer) rescanned(ctx context.Context, f *feed, to cursor.Position, p 
 }
 
 // leaveTo says in which kinds of other workers there is something to do.
-func (c *claimer) leaveTo(ctx context.Context, f *feed, kinds []string) {
+func (c *Claimer) leaveTo(ctx context.Context, f *feed, kinds []string) {
 	c.send(&c.keeps, func() func() {
-		err := c.q.store.Send(ctx, c.db, pg.Hot, stmt.RescanLeft, []any{f.queue, kinds}, pg.NoRows)
+		err := c.Store.Send(ctx, c.DB, pg.Hot, stmt.RescanLeft, []any{f.queue, kinds}, pg.NoRows)
 		return func() { c.rescanWorks(ctx, []*feed{f}, err) }
 	})
 }
 
 // warnOf logs one warning for each kind without a handler.
-func (c *claimer) warnOf(f *feed, unknown []string) {
+func (c *Claimer) warnOf(f *feed, unknown []string) {
 	for _, kind := range unknown {
-		if !f.unknown[kind] && c.w.handlers[kind] == nil { // a kind with a handler is paused
+		if !f.unknown[kind] && !slices.Contains(c.Kinds, kind) { // a kind with a handler is paused
 			f.unknown[kind] = true
-			c.q.log.Warn("onceq: jobs of a kind for which this worker has no handler are left to other workers; if no other worker has one, give this worker a handler, or correct Kind.Name if it is misspelt",
-				slog.String("queue", f.queue), slog.String("kind", kind), slog.Any("kinds with a handler", c.w.kinds))
+			c.Log.Warn("onceq: jobs of a kind for which this worker has no handler are left to other workers; if no other worker has one, give this worker a handler, or correct Kind.Name if it is misspelt",
+				slog.String("queue", f.queue), slog.String("kind", kind), slog.Any("kinds with a handler", c.Kinds))
 		}
 	}
 }

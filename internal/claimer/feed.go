@@ -1,4 +1,4 @@
-package onceq
+package claimer
 
 import (
 	"time"
@@ -17,14 +17,16 @@ import (
 // after a few short pauses first, because jobs rarely come one at a time.
 type feed struct {
 	queue      string
-	slots      *slots
+	slots      *Slots
 	reserved   int64 // the part of slots.outstanding that is for the claim under way
 	pace       pace
 	cursor     cursor.Cursor
 	quarantine quarantine.List
-	returned   int64           // slots.returned at the latest look behind that found something
-	claimedAt  time.Time       // when the latest claim ended
-	found      time.Time       // when the latest claim that found something ended
+	returned   int64     // slots.returned at the latest look behind that found something
+	claimedAt  time.Time // when the latest claim ended
+	found      time.Time // when the latest claim that found something ended
+	turns      turns
+	looking    looking
 	unknown    map[string]bool // kinds without a handler that the log has named
 
 	active  bool          // it is in claimer.active
@@ -39,31 +41,62 @@ type feed struct {
 	paused  bool          // nothing of it may be claimed
 	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
 
-	othersUntil time.Time     // other workers claim from the backlog too, as far as is known
-	turnTook    time.Duration // how long the latest claim waited for its turn
-	turnsFrom   time.Time     // no claim waits for its turn before this time, because the latest waited in vain
-	vain        int           // so many in a row
-	next        time.Time     // when its first delayed job is due; zero if that is after the next look
-	lookAt      time.Time     // when to look at it, apart from the looks at all; zero for never
-	announced   time.Time     // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
-	heard       int           // how many notifications have come
-	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
-	left        time.Time     // when jobs of open transactions were last left to this run
-	passOn      time.Time     // when somebody else is told of jobs that a notification told of and that there is no room for; zero for never
-	noRoom      bool          // there was something to claim, and no room for it
-	more        time.Time     // until then it is looked at again, because a notification asked for that. Zero after the announcement that follows
-	moreFrom    time.Time     // since when, and
-	moreJobs    int           // how many jobs were claimed since
+	next      time.Time // when its first delayed job is due; zero if that is after the next look
+	lookAt    time.Time // when to look at it, apart from the looks at all; zero for never
+	announced time.Time // since when producers know that its jobs are waited for, and have told of none; zero: they do not
+	heard     int       // how many notifications have come
+	follows   bool      // looks follow its announcement: somebody may have told nobody of a job
+	left      time.Time // when jobs of open transactions were last left to this run
+	passOn    time.Time // when another worker is told of jobs that there is no room for here; zero for never
+	noRoom    bool      // there was something to claim, and no room for it
 }
 
-func newFeed(w *Worker, s *slots) *feed {
-	f := &feed{queue: s.queue, slots: s, cursor: cursor.New(), unknown: make(map[string]bool)}
-	for _, h := range w.handlers {
-		if h.maxLost == 1 {
-			f.pace.careful = true // the first lost lease makes the job dead, so only a job that was started may lose one
+// turns are what claims of a queue with a backlog know of other workers that claim there.
+type turns struct {
+	others time.Time     // there are some until then, as far as is known
+	waited time.Duration // how long the latest claim waited for its turn
+	from   time.Time     // no claim waits for its turn before this time, because the latest waited in vain
+	vain   int           // so many in a row
+}
+
+// took takes what a claim learned about turns: whether others claim there too. It returns how long the
+// claim waited for its turn.
+func (t *turns) took(ask *Ask, ended time.Time) (waited time.Duration) {
+	switch turn := ask.Turn; {
+	case turn != nil:
+		if turn.Waited > turnAtOnce || turn.Missed {
+			t.others = ended.Add(cursor.Overlap)
+		}
+		if !turn.Missed {
+			t.vain = 0
+		}
+		t.waited = turn.Waited
+		return turn.Waited
+	case ask.outOfTurn:
+		if t.vain++; t.vain > 1 { // once may be because very many wait
+			t.from = ended.Add(2 * cursor.Overlap)
 		}
 	}
-	return f
+	return 0
+}
+
+// looking is the time in which a queue is looked at again and again, because a notification asked for that.
+type looking struct {
+	until time.Time // zero after the announcement that follows
+	from  time.Time // since when, and
+	jobs  int       // how many jobs were claimed since
+}
+
+// next is how long the run may get a feed's jobs alone after it did so: longer if it found many. It is 0
+// if it did not.
+func (l *looking) next(now time.Time) time.Duration {
+	switch {
+	case l.until.IsZero():
+		return 0
+	case now.Sub(l.from) <= time.Duration(l.jobs)*looksLongFor:
+		return looksLong
+	}
+	return looksBriefly
 }
 
 // want is what is worth claiming for a queue.
@@ -77,41 +110,41 @@ type want struct {
 
 // want decides how many jobs to claim for a feed, and reserves them if its handlers hold connections. While there are more
 // jobs than the feed can take, it waits until a quarter of its limit is free, or claims every few milliseconds.
-func (c *claimer) want(f *feed) want {
+func (c *Claimer) want(f *feed) want {
 	const patience = 5 * time.Millisecond
 	s := f.slots
 	w := want{one: c.quarantineDue(f)}
 	now := time.Now()
 	var turn time.Duration
-	if now.Before(f.othersUntil) {
-		turn = min(f.turnTook, rhythm.Briefly)
+	if now.Before(f.turns.others) {
+		turn = min(f.turns.waited, rhythm.Briefly)
 	}
 	prefetch := f.pace.prefetch(s, now, turn)
-	usable := s.count
-	if s.pooled {
-		c.exec.conns.Lock()
-		defer c.exec.conns.Unlock()
-		usable = c.exec.conns.Allow(s)
+	usable := s.Count
+	if s.Pooled {
+		c.Shares.Lock()
+		defer c.Shares.Unlock()
+		usable = c.Shares.Allow(s)
 	}
-	limit, need := int64(usable*s.width)+prefetch, int64(1)
+	limit, need := int64(usable*s.Width)+prefetch, int64(1)
 	waited := now.Sub(f.claimedAt)
 	switch {
 	case w.one:
-		limit, need = int64((usable-1)*s.width), 0 // the job gets the next slot for itself
+		limit, need = int64((usable-1)*s.Width), 0 // the job gets the next slot for itself
 	case f.cursor.Full && waited < patience:
 		need = max(1, limit/4)
 	}
-	free := limit - s.outstanding.Load()
+	free := limit - s.Outstanding.Load()
 	w.low = limit - need
 	if w.n = int(min(free, table.ChunkRows)); w.one {
-		w.n = s.width
+		w.n = s.Width
 	}
-	if w.now = free >= need; w.now && s.pooled {
+	if w.now = free >= need; w.now && s.Pooled {
 		f.reserved = int64(w.n)
-		s.outstanding.Add(f.reserved)
+		s.Outstanding.Add(f.reserved)
 	}
 	switch {
-	case s.pooled:
+	case s.Pooled:
 		w.again = 20 * time.Millisecond // nothing tells when the application gives a connection back
 	case need <= 1:
 		w.again = time.Second
@@ -122,7 +155,7 @@ func (c *claimer) want(f *feed) want {
 }
 
 // wantNow is want, and has the executor rouse the claimer when there is room if there is none now.
-func (c *claimer) wantNow(f *feed) want {
+func (c *Claimer) wantNow(f *feed) want {
 	s := f.slots
 	for {
 		s.low.Store(-1)
@@ -130,18 +163,18 @@ func (c *claimer) wantNow(f *feed) want {
 		if w.now {
 			return w
 		}
-		if s.low.Store(w.low); s.outstanding.Load() > w.low {
+		if s.low.Store(w.low); s.Outstanding.Load() > w.low {
 			return w
 		}
 	}
 }
 
 // unreserve gives back what want reserved: by now, what was claimed counts as outstanding.
-func (c *claimer) unreserve(f *feed) {
+func (c *Claimer) unreserve(f *feed) {
 	if n := f.reserved; n > 0 {
 		f.reserved = 0
-		f.slots.outstanding.Add(-n)
-		c.exec.conns.Wake()
+		f.slots.Outstanding.Add(-n)
+		c.Shares.Wake()
 	}
 }
 
@@ -158,9 +191,9 @@ type pace struct {
 
 // prefetch is how many jobs to claim in addition to those that have a slot. turn is how long the next claim's answer may take:
 // jobs are to last until then.
-func (p *pace) prefetch(s *slots, now time.Time, turn time.Duration) int64 {
+func (p *pace) prefetch(s *Slots, now time.Time, turn time.Duration) int64 {
 	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
-		returned := s.returned.Load()
+		returned := s.Returned.Load()
 		p.rate = (p.rate + float64(returned-p.counted)/d.Seconds()) / 2
 		p.counted, p.countedAt = returned, now
 	}
@@ -171,22 +204,15 @@ func (p *pace) prefetch(s *slots, now time.Time, turn time.Duration) int64 {
 }
 
 // claimed takes the size of the jobs that a claim has returned: large ones count at once, small ones little by little.
-func (p *pace) claimed(leases []*Lease) {
-	if len(leases) == 0 {
-		return
-	}
-	var sum int64
-	for _, l := range leases {
-		sum += int64(len(l.Payload) + len(l.Bytes))
-	}
-	size := sum / int64(len(leases))
+func (p *pace) claimed(jobs Jobs) {
+	size := jobs.Bytes() / int64(jobs.Len())
 	p.size = max(size, (p.size+size)/2)
 }
 
 // could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long
 // handlers that end together would look like a high rate.
-func (p *pace) could(s *slots) float64 {
-	worked, returned := s.worked.Load(), s.returned.Load()
+func (p *pace) could(s *Slots) float64 {
+	worked, returned := s.Worked.Load(), s.Returned.Load()
 	if returned < 100 {
 		return 0 // too few to tell
 	}
@@ -194,5 +220,5 @@ func (p *pace) could(s *slots) float64 {
 	if returned-p.workedOn > 1000 {
 		p.workedUpTo, p.workedOn = p.workedUpTo+(worked-p.workedUpTo)/2, p.workedOn+(returned-p.workedOn)/2
 	}
-	return float64(s.count) * float64(returned-p.workedOn) / (time.Duration(worked-p.workedUpTo) + 1).Seconds()
+	return float64(s.Count) * float64(returned-p.workedOn) / (time.Duration(worked-p.workedUpTo) + 1).Seconds()
 }
