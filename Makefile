@@ -34,7 +34,7 @@ race: ## a part of check: the tests of this module under the race detector
 modules: ## a part of check: the tests of the other modules (installs a redis-server, a chromium and psycopg2, needs npm)
 	@$(PROGRAMS); scripts/race-ready.sh && go run ./scripts/check modules
 
-modules-short: ## the short tests of onceqcron, onceqweb and the command
+modules-short: ## the short tests of onceqcron, onceqotel, onceqweb and the command
 	@$(SERVERS); go run ./scripts/check modules-short
 
 lint: ## a part of check: vet, staticcheck and gosec over all modules

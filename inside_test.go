@@ -837,9 +837,7 @@ func (*alongTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndD
 // Where jobs come often in very many queues, claims bring looks along, and no job is left.
 func TestClaim_BringsALookAlong(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("make check runs it: jobs have to come often, which they do not on a busy machine")
-	}
+	conformance.Quick(t, "jobs have to come often, which they do not on a busy machine")
 	ctx := context.Background()
 	tracer := &alongTracer{QueryTracer: new(sentTracer)}
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))

@@ -111,9 +111,7 @@ func enqueue(t *testing.T, db *queuetest.DB, queue string, n int) {
 // Claims that wait for their turns come between the pages of a rescan. That makes rescans no rarer: expired leases are found by
 // them.
 func TestTurn_ThatComesLateMakesRescansNoRarer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make check runs it: counts turns beside rescans once a second, which come late on a busy machine")
-	}
+	conformance.Quick(t, "counts turns beside rescans once a second, which come late on a busy machine")
 	t.Parallel()
 	db, turns := crowded(t, func(*onceq.Lease) {})
 	seen := make(map[time.Time]bool)

@@ -318,12 +318,12 @@ func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 // The documentation names all work in the background that may fail.
 func TestMetrics_BackgroundWorkIsDocumented(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("../troubles.go")
+	source, err := os.ReadFile("../internal/watch/troubles.go")
 	require.NoError(t, err)
 	doc, err := os.ReadFile("doc.go")
 	require.NoError(t, err)
 	documented := regexp.MustCompile(`onceq\.background\.errors .*`).FindString(string(doc))
-	works := regexp.MustCompile(`&work\{"([a-z]+)"`).FindAllStringSubmatch(string(source), -1)
+	works := regexp.MustCompile(`&Work\{"([a-z]+)"`).FindAllStringSubmatch(string(source), -1)
 	require.NotEmpty(t, works)
 	for _, m := range works {
 		require.Contains(t, documented, m[1])

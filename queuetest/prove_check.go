@@ -255,7 +255,7 @@ func (r *proofRun) tooSeldom() string {
 	switch {
 	case r.skips():
 		return repetition
-	case r.fault != nil && r.fault.kind == refusing:
+	case r.fault != nil && r.fault.kind == refusing && !slices.ContainsFunc(r.processes, func(p *Process) bool { return p.lastError() != nil }):
 		return "an answer that nobody looks at: the server refused the call, and the handler went on as if it had been done. Return an error unless the status says that it was done; http.Client returns no error for a status"
 	}
 	return "recording before sending: the work was recorded as done, the effect was not made, and the next run believed the record. Put the call into onceq.Once, which tells an intent from an outcome"

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -679,7 +681,7 @@ func TestProve_Mistakes(t *testing.T) {
 				}
 				return nil
 			},
-			want: []string{"without faults once"},
+			want: []string{"without faults once", "mistake: recording before sending"},
 		},
 		"nothing, if an earlier run may have done it": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
@@ -820,6 +822,9 @@ func TestProve_Mistakes(t *testing.T) {
 			all := strings.Join(said(t, proof), "\n")
 			for _, want := range c.want {
 				require.Contains(t, all, want)
+			}
+			for _, mistake := range regexp.MustCompile(`mistake: [^:\n]*`).FindAllString(all, -1) {
+				require.True(t, slices.ContainsFunc(c.want, func(want string) bool { return strings.Contains(want, mistake) || strings.Contains(mistake, want) }), mistake)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"io"
 	"log/slog"
+	"os"
 	"reflect"
 	"runtime"
 	"strings"
@@ -91,6 +92,15 @@ func Few(t testing.TB, n uint32) {
 	_, _ = io.WriteString(h, t.Name())
 	if testing.Short() && h.Sum32()%n > 0 {
 		t.Skip("make check runs it: one of many cases")
+	}
+}
+
+// Quick leaves out a test that needs a quick machine with nothing else to do, unless ONCEQ_TEST_QUICK is set, as in the nightly
+// run. why says what it needs.
+func Quick(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv("ONCEQ_TEST_QUICK") == "" {
+		t.Skip("the nightly run has it, and ONCEQ_TEST_QUICK=1: " + why)
 	}
 }
 

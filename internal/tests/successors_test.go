@@ -254,7 +254,7 @@ func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
 
 // A lane with jobs without end does not keep the only handler from the other jobs of its queue, and a pause ends it.
 func TestSuccessor_OthersHaveTheirTurn(t *testing.T) {
-	long(t, "a completion leases the next job of a lane only if the machine is quick enough for that to be worth it")
+	conformance.Quick(t, "a completion leases the next job of a lane only if the machine is quick enough for that to be worth it")
 	t.Parallel()
 	for _, inTx := range []bool{false, true} {
 		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {

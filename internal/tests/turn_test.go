@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
 // Jobs that are committed long after they were due come before the rest of a backlog, which several processes work off: all
 // of them go back to these jobs, not only the one that has found them.
 func TestTurn_LateJobsDoNotWaitForTheEndOfABacklog(t *testing.T) {
-	long(t, "a backlog of 30,000, which a busy machine is done with before the late jobs come")
+	conformance.Quick(t, "a backlog of 30,000, which a busy machine is done with before the late jobs come")
 	t.Parallel()
 	db := queuetest.New(t)
 	const processes, backlog, late = 4, 30_000, 1000

@@ -269,7 +269,7 @@ func TestWake_FewClaimADelayedJob(t *testing.T) {
 // Where many wait and jobs come one soon after the other, the worker that is woken goes on looking for a while, and nobody else
 // is woken meanwhile. No job waits for a poll for that, as long as the handlers stay quick.
 func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
-	long(t, "jobs have to come in quick succession, which a busy machine does not do")
+	conformance.Quick(t, "jobs have to come in quick succession, which a busy machine does not do")
 	t.Parallel()
 	f := newFleet(t, time.Hour, func(context.Context, *onceq.Lease) error { return nil })
 	f.shares(t, f.more.Load, func() { add(t, f.db, onceq.Job{}) })
@@ -284,7 +284,7 @@ func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 // Where workers poll at the default interval, jobs of transactions share wakes too. One whose transaction commits when nobody looks
 // any longer is found all the same.
 func TestWake_JobsOfTransactionsShareAWake(t *testing.T) {
-	long(t, "jobs have to come in quick succession, which a busy machine does not do")
+	conformance.Quick(t, "jobs have to come in quick succession, which a busy machine does not do")
 	t.Parallel()
 	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
 	f.shares(t, f.long.Load, func() { add(t, f.db, onceq.Job{}) })
@@ -664,7 +664,7 @@ func TestWake_AWorkerThatEndsPassesOn(t *testing.T) {
 
 // Nobody gets the jobs of a while alone where others wait that have other kinds: the jobs may be theirs.
 func TestWake_OthersOfOtherKindsAreWokenToo(t *testing.T) {
-	long(t, "jobs have to come in quick succession, which a busy machine does not do")
+	conformance.Quick(t, "jobs have to come in quick succession, which a busy machine does not do")
 	t.Parallel()
 	f := newFleet(t, 0, func(context.Context, *onceq.Lease) error { return nil })
 	f.shares(t, f.long.Load, func() { add(t, f.db, onceq.Job{}) })
@@ -681,7 +681,7 @@ func TestWake_OthersOfOtherKindsAreWokenToo(t *testing.T) {
 // that, except where many producers wake the same worker at the same moment, or one that is known to be quick is trusted with the jobs
 // of a while and its handlers take long: what it has no room for waits for another one's look.
 func TestWake_ABurstSpreadsOverIdleWorkers(t *testing.T) {
-	long(t, "bursts and no poll for an hour, which a machine that stands still for seconds may need")
+	conformance.Quick(t, "bursts and no poll for an hour, which a machine that stands still for seconds may need")
 	t.Parallel()
 	one := func(ctx context.Context, db *queuetest.DB, jobs []onceq.Job) (err error) {
 		for i := 0; i < len(jobs) && err == nil; i++ {

@@ -1765,7 +1765,7 @@ func TestRetry_BackoffIsAskedOnceForEachFailure(t *testing.T) {
 // For a moment, producers believe that nobody waits (quietFor). A worker that has just announced itself must find what they
 // enqueue in that moment without a notification. No poll helps it here.
 func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
-	long(t, "400 jobs one by one and no poll for an hour, which a machine that stands still for seconds may need")
+	conformance.Quick(t, "400 jobs one by one and no poll for an hour, which a machine that stands still for seconds may need")
 	t.Parallel()
 	db := queuetest.New(t)
 	const n = 400

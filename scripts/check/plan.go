@@ -33,7 +33,7 @@ var lint = part{name: "linters", args: []string{"scripts/lint.sh"}}
 var race = tests("tests under the race detector", "", "-race", "./internal/tests", ".", "./queuetest", "./...")
 
 // modulesInShort are the tests that people meet first of the modules beside this one.
-var modulesInShort = stage{modules([]string{"onceqcron", "onceqweb", "cmd/onceq"}, "-short")}
+var modulesInShort = stage{modules([]string{"onceqcron", "onceqotel", "onceqweb", "cmd/onceq"}, "-short")}
 
 var others = modules([]string{"onceqcron", "onceqotel", "onceqweb", "onceqweb/browsertest", "cmd/onceq", "examples", "queuetest/container"}, "-race")
 
