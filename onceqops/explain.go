@@ -407,18 +407,6 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 	return nil
 }
 
-// readElsewhere counts the jobs of queues that given workers have.
-const readElsewhere = `
-select count(*)
-  from pg_catalog.unnest($1::text[]) q (queue)
- cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select leased_until, holder from onceq.jobs
-        where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::int) j
- where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])`
-
 // elsewhere counts the jobs of other queues that the workers have which may take the job.
 func (x *explaining) elsewhere(ctx context.Context, able []WorkerInfo) (running int, err error) {
 	var ids []int64
@@ -434,11 +422,11 @@ func (x *explaining) elsewhere(ctx context.Context, able []WorkerInfo) (running 
 	if len(others) == 0 {
 		return 0, nil
 	}
-	args := []any{slices.Collect(maps.Keys(others)), ids, StatsCap}
-	if err := x.q.store.Send(ctx, x.db, pg.Reading, readElsewhere, args, pg.Row(&running)); err != nil {
-		return 0, fmt.Errorf("onceq: explain: %w", err)
+	busy, err := x.q.busy(ctx, x.db, "explain", slices.Collect(maps.Keys(others)), ids)
+	for _, b := range busy {
+		running += b.Leased
 	}
-	return running, nil
+	return running, err
 }
 
 // blocked explains a job that waits for its lane, its limit or other jobs, and what is in its way after that. It returns false

@@ -146,3 +146,47 @@ func (w *WorkerInfo) scan(rows pgx.Rows) error {
 	}
 	return nil
 }
+
+// Busy is what a worker has of one of its queues. Its counts stop at StatsCap of each priority, and do not
+// have jobs that stand behind as many others.
+type Busy struct {
+	Queue   string
+	Leased  int     // jobs that the worker has
+	Running int     // those of them that it has not claimed ahead, while all of its slots were taken
+	Jobs    []int64 // the ids of the first 20 that run
+}
+
+// readBusy reads what given workers ($2, the upper halves of their ids) have of queues.
+const readBusy = `
+select q.queue, count(*), count(*) filter (where j.ahead is null),
+       (pg_catalog.array_agg(j.id order by j.id) filter (where j.ahead is null))[1:20]
+  from pg_catalog.unnest($1::text[]) q (queue)
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, leased_until, holder, ahead from onceq.jobs
+        where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::int) j
+ where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])
+ group by q.queue
+ order by q.queue`
+
+// Busy says which jobs a worker has, by queue. Queues of which it has none are left out. A nil db is the
+// pool.
+func (q *Ops) Busy(ctx context.Context, db onceq.DB, worker WorkerInfo) ([]Busy, error) {
+	if db == nil {
+		db = q.store.Pool
+	}
+	for name := range worker.Queues {
+		if err := checkText("worker.Queues", name); err != nil {
+			return nil, err
+		}
+	}
+	return q.busy(ctx, db, "busy", slices.Collect(maps.Keys(worker.Queues)), []int64{worker.ID >> 32})
+}
+
+func (q *Ops) busy(ctx context.Context, db onceq.DB, what string, queues []string, of []int64) ([]Busy, error) {
+	return readAll(ctx, q, db, pg.Reading, what, readBusy, []any{queues, of, StatsCap}, (*Busy).scan)
+}
+
+func (b *Busy) scan(rows pgx.Rows) error { return rows.Scan(&b.Queue, &b.Leased, &b.Running, &b.Jobs) }

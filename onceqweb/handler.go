@@ -146,6 +146,7 @@ type Handler struct {
 	series    cache[seriesKey, series]
 	kinds     cache[seriesKey, []kindRow]
 	failed    cache[filterKey, failedJobs]
+	busy      cache[int64, []onceqops.Busy]
 	good      atomic.Pointer[goodState]
 
 	hub hub
@@ -237,6 +238,7 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 	h.lists.size, h.jobs.size, h.doubts.size = jobList.size, jobView.size, doubtsView.size
 	h.series.size, h.failed.size = series.size, failedJobs.size
 	h.kinds.size = func(rows []kindRow) int { return 4000 * len(rows) }
+	h.busy.size = func(busy []onceqops.Busy) int { return 500 * len(busy) }
 	h.hub.init(h)
 	h.countLimit, h.countTime = 100_000, time.Second
 	h.limits = limits{read: 5 * time.Second, act: 5 * time.Second, stream: time.Minute, state: refresh - 100*time.Millisecond}

@@ -41,6 +41,7 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return nil, err
 	}
 	d.State, d.Behind = st, behind
+	d.Plots.mark(st.Workers)
 	all := slices.Concat(findings, st.findings()) // findings belong to all who ask
 	for _, f := range all {
 		if f.Severe {

@@ -3,6 +3,7 @@ package onceqweb
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -145,7 +146,12 @@ type plots struct {
 	Columns []string
 	Rows    []plotRow // the oldest first
 	From    time.Time
+	step    time.Duration
+	Marks   []plotMark
 }
+
+// plotMark is where workers began, as in a deploy.
+type plotMark struct{ At, Text string }
 
 type spanLink struct {
 	Name, To string
@@ -165,6 +171,7 @@ type chart struct {
 	Width             int
 	Y, X              []axisLabel
 	Paths             []chartPath
+	Marks             []plotMark
 	Keys              []chartKey
 }
 
@@ -204,7 +211,7 @@ func (h *Handler) readPlots(ctx context.Context, r *request, queue, kind, to str
 	if err != nil || s.from.IsZero() {
 		return p, err
 	}
-	p.From = s.from
+	p.From, p.step = s.from, s.step
 	var all onceqops.Count
 	for i, c := range s.points {
 		all.Add(c)
@@ -252,6 +259,30 @@ func (h *Handler) readPlots(ctx context.Context, r *request, queue, kind, to str
 			column{"due", "at most", seconds(func(c onceqops.Count) time.Duration { return c.Oldest }), inTime, took(all.Oldest)})
 	}
 	return p, nil
+}
+
+// mark marks where the workers began that are there now, in the plots and in their table.
+func (p *plots) mark(workers []onceqops.WorkerInfo) {
+	began, versions := make(map[int]int), make(map[int][]string)
+	for _, w := range workers {
+		i := slices.IndexFunc(p.Rows, func(r plotRow) bool { return w.Started.Before(r.At.Add(p.step)) })
+		if i >= 0 && !w.Started.Before(p.From) && !w.Stale {
+			began[i], versions[i] = began[i]+1, append(versions[i], w.Version)
+		}
+	}
+	for _, i := range slices.Sorted(maps.Keys(began)) {
+		text := fmt.Sprintf("%d workers began", began[i])
+		if began[i] == 1 {
+			text = "a worker began"
+		}
+		slices.Sort(versions[i])
+		text += ": " + some(slices.Compact(versions[i]))
+		p.Rows[i].Text += ", " + text
+		p.Marks = append(p.Marks, plotMark{inPercent((float64(i) + .5) / float64(len(p.Rows))), text})
+	}
+	for i := range p.Charts {
+		p.Charts[i].Marks = p.Marks
+	}
 }
 
 // during is the time of a point in words.

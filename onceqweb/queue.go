@@ -96,6 +96,7 @@ func oneQueue(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if d.Plots, err = h.readPlots(ctx, r, name, "", to); err != nil {
 		return nil, err
 	}
+	d.Plots.mark(d.Workers)
 	if d.Kinds, err = h.readKinds(ctx, name, ""); err != nil {
 		return nil, err
 	}
@@ -127,6 +128,7 @@ func oneKind(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if d.Plots, err = h.readPlots(ctx, r, "", name, to); err != nil {
 		return nil, err
 	}
+	d.Plots.mark(d.Workers)
 	if d.Queues, err = h.readKinds(ctx, "", name); err != nil {
 		return nil, err
 	}
@@ -166,16 +168,25 @@ func oneWorker(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return nil, &statusError{404, "No such worker runs: it has ended, or it was never there."}
 	}
 	type slots struct {
-		Queue       string
-		Slots, Held int // by handlers past their end
+		onceqops.Busy
+		Slots, Ahead, Held int // by handlers past their end
 	}
 	d := struct {
 		Worker onceqops.WorkerInfo
 		Behind string
 		Slots  []slots
 	}{Worker: st.Workers[i], Behind: behind}
+	busy, err := h.busy.get(ctx, h, id, h.limits.state, func(ctx context.Context) ([]onceqops.Busy, error) { return h.ops.Busy(ctx, h.db, d.Worker) })
+	if err != nil && behind == "" {
+		return nil, err
+	}
 	for queue, n := range d.Worker.Queues {
-		one := slots{Queue: queue, Slots: n}
+		one := slots{Busy: onceqops.Busy{Queue: queue}, Slots: n}
+		for _, b := range busy {
+			if b.Queue == queue {
+				one.Busy, one.Ahead = b, b.Leased-b.Running
+			}
+		}
 		for _, s := range d.Worker.Stuck {
 			if s.Queue == queue {
 				one.Held += s.Slots

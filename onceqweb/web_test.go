@@ -1391,6 +1391,63 @@ func TestQueuesKindsAndWorkers(t *testing.T) {
 	s.get("queue", http.StatusBadRequest)
 }
 
+// A worker's page shows how many of its slots are busy, and with what; plots show where it began.
+func TestWorker_SlotsAndStart(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	kind := onceq.Kind[int]{Name: "slow", Queue: "hot"}
+	started, end := make(chan int64, 9), make(chan struct{})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"hot": {Concurrency: 3}}},
+		kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+			started <- l.ID
+			<-end
+			return nil
+		}))
+	require.NoError(t, err)
+	running, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(running) }()
+	t.Cleanup(func() {
+		close(end)
+		stop()
+		<-ended
+	})
+	var first []int64
+	for n := range 2 {
+		r, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(n))
+		require.NoError(t, err)
+		require.Equal(t, r.ID, <-started)
+		first = append(first, r.ID)
+	}
+	ops := onceqops.New(db.Queue)
+	require.Eventually(t, func() bool { list, err := ops.Workers(t.Context(), nil); return err == nil && len(list) == 1 }, time.Minute, 10*time.Millisecond)
+	list, err := ops.Workers(t.Context(), nil)
+	require.NoError(t, err)
+	busy, err := ops.Busy(t.Context(), nil, list[0])
+	require.NoError(t, err)
+	require.Equal(t, []onceqops.Busy{{Queue: "hot", Leased: 2, Running: 2, Jobs: first}}, busy)
+	_, err = db.Pool.Exec(t.Context(), `
+insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
+values (date_trunc('minute', statement_timestamp()) - interval '1 minute', 1, 1, 1, 0, 0, 'hot', 'slow', '{1}')`)
+	require.NoError(t, err)
+
+	s := serve(t, db, onceqweb.Config{})
+	page := s.get(fmt.Sprintf("worker?id=%d", list[0].ID), http.StatusOK)
+	require.Contains(t, page, `<meter min="0" max="3" value="2"`)
+	for _, id := range first {
+		require.Contains(t, page, fmt.Sprintf(`<a href="./job?id=%d">%d</a>`, id, id))
+	}
+	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set started_at = date_trunc('minute', statement_timestamp()) - interval '2 minutes'`)
+	require.NoError(t, err)
+	for _, of := range []string{"?range=15m", "queue?name=hot&range=15m", "kind?name=slow&range=15m"} {
+		s := serve(t, db, onceqweb.Config{})
+		page = s.get(of, http.StatusOK)
+		require.Contains(t, page, `<line class="began"`, of)
+		require.Equal(t, 1, strings.Count(page, ", a worker began: "+list[0].Version+"</th>"), of)
+	}
+	require.NotContains(t, serve(t, db, onceqweb.Config{}).get("kind?name=other&range=15m", http.StatusOK), "began")
+}
+
 // A search says how many jobs each state has where that is known, and keeps what else is chosen.
 func TestJobs_TabsAndTimes(t *testing.T) {
 	t.Parallel()

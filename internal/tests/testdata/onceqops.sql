@@ -99,17 +99,6 @@ select (select count(*)
                 limit $7::int) j
          where p.priority <= $3::smallint);
 
--- explain.go: readElsewhere
-select count(*)
-  from pg_catalog.unnest($1::text[]) q (queue)
- cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select leased_until, holder from onceq.jobs
-        where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::int) j
- where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[]);
-
 -- explain.go: readLockers
 select array(select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted)::text[];
 
@@ -938,6 +927,20 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
                       (extract(epoch from statement_timestamp() - coalesce(due_at, run_at)) * 1e6)::bigint as due
                  from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue;
+
+-- workers.go: readBusy
+select q.queue, count(*), count(*) filter (where j.ahead is null),
+       (pg_catalog.array_agg(j.id order by j.id) filter (where j.ahead is null))[1:20]
+  from pg_catalog.unnest($1::text[]) q (queue)
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, leased_until, holder, ahead from onceq.jobs
+        where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::int) j
+ where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])
+ group by q.queue
+ order by q.queue;
 
 -- workers.go: readWorkers
 select id, host, process, version, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
