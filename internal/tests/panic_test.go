@@ -98,6 +98,7 @@ var panics = map[string]string{
 	"onceqweb.Config.Mask":            "onceqweb.TestPanics",
 	"onceqweb.Config.Logger":          "onceqweb.TestPanics",
 	"onceqotel.Config.TracerProvider": "(its tracers run in a Hook, in BeforeEnqueue and in Wrap)",
+	"onceqotel.Config.Propagator":     "(it runs in BeforeEnqueue and in Wrap)",
 	"onceqotel.Config.MeterProvider":  "(its instruments run in a Hook; New and the reader call the rest in goroutines of the application's)",
 	"onceqsql.Transaction":            "(a handle on the database, in the caller's goroutine)",
 	"onceqsql.Tx":                     "(a handle on the database, in the caller's goroutine)",
@@ -591,7 +592,7 @@ func TestPanics_TheTableIsComplete(t *testing.T) {
 
 // foreign matches types whose values may bring code: functions, interfaces that applications implement, values that are encoded.
 // Handles on the database and contexts are not among them: they run in the caller's goroutine.
-var foreign = regexp.MustCompile(`^(\.\.\.)?(any|error|Hook|Part|Timetable|Transaction|\*slog\.Logger|http\.Handler|http\.RoundTripper|\w+\.(Tracer|Meter)Provider|TxHandler)$`)
+var foreign = regexp.MustCompile(`^(\.\.\.)?(any|error|Hook|Part|Timetable|Transaction|\*slog\.Logger|http\.Handler|http\.RoundTripper|\w+\.(Tracer|Meter)Provider|\w+\.TextMapPropagator|TxHandler)$`)
 
 // calledIn gives the names of the exported fields and the functions of a package that take code of the application's.
 func calledIn(t *testing.T, root, pkg string) (names []string) {
