@@ -262,7 +262,7 @@ func (q *Queue) link(ctx context.Context, db DB, links []link) error {
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps
 // no other from it; it is tried again in a minute.
-func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
+func cancelFollowers(ctx context.Context, q *Queue, db DB, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}

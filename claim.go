@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
@@ -56,7 +58,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if statement == "" {
 		return nil, nil
 	}
-	if err := q.promoteInTurn(ctx); err != nil {
+	if err := q.lanes.InTurn(ctx, q.promotes(q.store.Pool)); err != nil {
 		return nil, err
 	}
 	for looked := false; ; {
@@ -67,7 +69,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		leases := c.Jobs.(leased)
 		if len(leases) == 0 && !looked {
 			looked = true // nobody but this call may be there to let jobs into their lanes
-			if n, err := q.promoteFor(ctx); err != nil {
+			if n, err := q.lanes.Promote(ctx, q.promotes(q.store.Pool)); err != nil {
 				return nil, err
 			} else if n > 0 {
 				continue
@@ -79,6 +81,12 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		}
 		looked = false // others may go on, now that these have ended
 	}
+}
+
+// promotes is for a promoter over these connections that starts nothing by itself.
+func (q *Queue) promotes(db *pgxpool.Pool) promoter.Config {
+	return promoter.Config{Store: q.store, Troubles: &q.troubles, Log: q.log, DB: db, Woken: func(string) {},
+		Cancel: func(ctx context.Context, ids []int64) error { return cancelFollowers(ctx, q, db, ids) }}
 }
 
 // check refuses what cannot be, and sets defaults.

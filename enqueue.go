@@ -120,7 +120,7 @@ func (q *Queue) beforeEnqueue(ctx context.Context, jobs []Job) (_ context.Contex
 // expectWaits notes that there are jobs that wait, so that Claim looks for them.
 func (q *Queue) expectWaits(e *encoded) {
 	if e.lined() {
-		q.laneLook.Store(-1)
+		q.lanes.Look.Store(-1)
 	}
 }
 

@@ -213,8 +213,8 @@ func (x *executor) left(s *slots, tasks []*task) {
 	}
 }
 
-// taken reports whether no slot is free, and how many jobs' handlers have ever returned. Anybody may call it.
-func (x *executor) taken() (all bool, returned int64) {
+// Taken reports whether no slot is free, and how many jobs' handlers have ever returned. Anybody may call it.
+func (x *executor) Taken() (all bool, returned int64) {
 	all = true
 	for _, s := range x.slots {
 		all = all && s.Outstanding.Load() >= int64(s.Count)*int64(s.Width)
@@ -614,7 +614,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, e.statement, e.args, e.row, e.next, e.members)
 	if next := e.next; next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
-			next.end(err == nil)
+			next.End(err == nil)
 			if tasks[0].doubt = nil; err == nil {
 				next.unheard(unbroken, outcomes[0].lease)
 			} else if !sure {

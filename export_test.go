@@ -34,11 +34,6 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 // TakeApart makes q send its statements as on Citus.
 func (q *Queue) TakeApart() { q.store.Citus.Store(pg.CitusYes) }
 
-// LookAtFamilies is what a promoter does when a whole family was called.
-func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
-	return q.lookAtFamilies(ctx, q.store.Pool)
-}
-
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
@@ -66,9 +61,9 @@ func SQLState(err error) string { return sqlstate.Of(err) }
 
 // AskedNow has Claim ask for nothing in the next hour that it asks for once a second: whether there are lanes, and what is paused.
 func (q *Queue) AskedNow() {
-	at := int64(time.Since(processStart) + time.Hour)
-	q.laneLook.Store(at)
-	q.laneTurn.Store(at)
+	at := int64(rhythm.Now() + time.Hour)
+	q.lanes.Look.Store(at)
+	q.lanes.Turn.Store(at)
 	q.pauses.Take(time.Now().Add(time.Hour), nil, nil)
 }
 
@@ -89,30 +84,6 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 	b := &beats{q: q, db: pg.Quick{Own: own, Patience: beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx, stuckChanged: func() {}}}
 	b.extend([]*task{{lease: l}})
 }
-
-// Promoter is one without a worker, which looks for all calls at its first look alone.
-type Promoter struct{ p *promoter }
-
-func (q *Queue) NewPromoter() Promoter {
-	return Promoter{&promoter{q: q, db: q.store.Pool, woken: func(string) {}, again: promoteAgain}}
-}
-
-// Look looks once and returns how many calls it found. brief says that the look may be brief.
-func (p Promoter) Look(ctx context.Context, brief bool) (calls int, err error) {
-	p.p.back = rhythm.Pass{}
-	if brief {
-		p.p.back.Ended = time.Now().Add(time.Hour)
-	}
-	did, err := p.p.promote(ctx)
-	p.p.rescan = time.Now().Add(time.Hour)
-	return did.calls, err
-}
-
-// Came says that the latest look found calls, BriefFor that looks have been brief for so long, and BeBehind that old calls are left from
-// then on, which are next.
-func (p Promoter) Came()                    { p.p.came = true }
-func (p Promoter) BriefFor(d time.Duration) { p.p.wide = p.p.wide.Add(-d) }
-func (p Promoter) BeBehind(since time.Time) { p.p.onward, p.p.old = since, true }
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
 func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {

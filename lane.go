@@ -14,7 +14,7 @@ import (
 // otherwise. The others wait in job_waits, where claims never look. No counter says how many are live; the rows do.
 //
 // Two ways lead out of job_waits. The functions of the schema that take jobs out of jobs (finish, give_back) put at most one of its lane
-// in the place of each (hand_over): one out, one in, so the bound needs no lock. A promoter (promoter.go) does what no completion can see:
+// in the place of each (hand_over): one out, one in, so the bound needs no lock. A promoter (internal/promoter) does what no completion can see:
 // it locks one of a fixed number of rows in one statement, and counts in the next one.
 //
 // No wake-up is lost, because whatever may let a lane go on writes a row into lane_calls, in the same commit: a job that was

@@ -13,6 +13,7 @@ import (
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/quarantine"
 )
 
@@ -33,7 +34,7 @@ type run struct {
 	listener *claimer.Listener // not run by Drain
 	presence *presence
 	tally    *tally
-	promoter *promoter
+	promoter *promoter.Promoter
 	claimer  *claimer.Claimer
 	drains   bool
 	cutShort bool  // Drain ended with work left, because its context ended
@@ -75,10 +76,13 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	}, queues, r.woken)
 	r.listener = r.claimer.Listener
 	live := func(queue string) { r.claimer.Heard(queue, false) }
-	r.promoter = newPromoter(w, id, db, r.listener, live)
-	r.claimer.Promoter, r.promoter.exec = r.promoter, r.exec
+	promotes := w.q.promotes(db)
+	promotes.Woken, promotes.Worker = live, r.exec
+	promotes.ID, promotes.Kinds, promotes.Laned, promotes.Listener = id, w.kinds, w.laned, r.listener
+	r.promoter = promoter.New(promotes)
+	r.claimer.Promoter = r.promoter
 	r.outbox.woken, r.exec.woken = live, live
-	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
+	r.outbox.told, r.exec.told = r.promoter.Told, r.promoter.Told
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
 	r.exec.suspended = func(l *Lease) { r.claimer.Suspended(l.Queue, quarantine.Job{ID: l.ID, Lost: l.Lost}, l.slot) }
 	r.exec.extend = r.beats.extend
@@ -147,7 +151,7 @@ func (r *run) start(ctx context.Context, limit int) {
 	} else {
 		r.exec.limits.first = r.presence.rouse
 		r.claiming.Go(func() { r.claimer.Loop(ctx) })
-		r.claiming.Go(func() { r.promoter.loop(ctx) })
+		r.claiming.Go(func() { r.promoter.Loop(ctx) })
 		r.listener.DB.Own.Join(&r.listener.Hearer)
 	}
 	r.presence.begin(r.drains)

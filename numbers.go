@@ -8,13 +8,10 @@ import (
 // (state.go, payload.go, limit.go). A number that is used once, and that nobody would look for, stands where
 // it is used. Packages rhythm and table have those that several packages use.
 
-// Claims, promoters and successors.
+// Claims and successors.
 const (
-	turnWritten  = 50 * time.Millisecond  // so long a turn says where the claim before it ended
-	promoteChunk = 200                    // calls of one slot that one statement takes
-	promoteIdle  = time.Minute            // between two looks of a worker none of whose kinds has lanes
-	promoteAgain = 100 * time.Millisecond // before a lane is looked at again whose next job is locked
-	nextFew      = 20                     // jobs that run, with a limit: with more, claims are faster
+	turnWritten = 50 * time.Millisecond // so long a turn says where the claim before it ended
+	nextFew     = 20                    // jobs that run, with a limit: with more, claims are faster
 )
 
 // Handlers and their outcomes (worker.go, executor.go, outbox.go, replay.go).

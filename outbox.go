@@ -175,7 +175,7 @@ func (o *outbox) leave(batch []outcome, err error) (over []outcome) {
 	return over
 }
 
-// end is next.end for a writer.
+// end is next.End for a writer.
 func (o *outbox) end(next *successor, ok bool) (leased bool) {
 	if next == nil {
 		return false
@@ -183,7 +183,7 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 	o.mu.Lock()
 	o.ending++
 	o.mu.Unlock()
-	leased = next.end(ok)
+	leased = next.End(ok)
 	o.mu.Lock()
 	o.ending--
 	o.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
@@ -82,7 +83,7 @@ type Queue struct {
 	installation atomic.Pointer[string] // meta.installation, once read
 	pauses       *paused.Known          // what workers must not claim
 	quietQueues
-	laneTimes
+	lanes promoter.Lanes
 	shared
 }
 
@@ -169,7 +170,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 	case drawn < used:
 		return ErrIDTaken
 	case lacks:
-		return putBack(ctx, q, q.store.Pool, pg.ForCallerRare)
+		return promoter.PutBack(ctx, q.store, q.log, q.store.Pool, pg.ForCallerRare)
 	}
 	return nil
 }
@@ -189,48 +190,6 @@ func metaLacks(q *Queue) (detail, advice string) {
 func noMeta(q *Queue) error {
 	detail, advice := metaLacks(q)
 	return errors.New("onceq: " + detail + "; " + advice)
-}
-
-// putBack inserts those of them that are missing. Without rows of lane_locks no promoter counts, and from
-// then on each one locks them before it does. The row of lane_calls is looked for under the lock of all, so
-// that there is one. Calls may have gone with it, so a call of all lanes comes with the new row.
-func putBack(ctx context.Context, q *Queue, pool *pgxpool.Pool, by pg.Way) error {
-	const (
-		locks = `insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing`
-		call  = `insert into onceq.lane_calls (due, slot, lane)
-values ('infinity', -1, ''), (statement_timestamp(), -1, ` + table.Sep + `)`
-	)
-	var put int64
-	insert := func(db DB, statement string) error {
-		tag, err := db.Exec(ctx, q.store.SQL(statement))
-		put += tag.RowsAffected()
-		return err
-	}
-	err := pg.Atomically(ctx, pool, by, func(db pg.DB) error {
-		var lacks bool
-		err := insert(db, locks)
-		if err == nil {
-			err = q.store.QueryRow(ctx, db, stmt.LockLanes, nil, nil)
-		}
-		if err == nil {
-			err = q.store.QueryRow(ctx, db, table.LacksRows, nil, &lacks, nil)
-		}
-		if err == nil && lacks { // it has all locks, so it is the call that it lacks
-			err = insert(db, call)
-		}
-		return err
-	})
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("onceq: putting back rows of schema %q: %w", q.store.Schema, err)
-	case err != nil: // it is not the error of what the caller wants to do
-		return fmt.Errorf("onceq: %s, and could not be put back: %v; a role that may write there does it with: %s; %s",
-			table.LinesLack, err, q.store.SQL(locks), q.store.SQL(call))
-	case put > 0:
-		q.log.Warn("onceq: "+table.LinesLack+"; they were put back; leave these tables out where you empty tables (testing.md)",
-			slog.String("schema", q.store.Schema), slog.Int64("rows", put))
-	}
-	return nil
 }
 
 // NewInstallation gives a copy of a database an identity of its own. A restored copy, for staging for example, has the

@@ -8,9 +8,7 @@ import (
 	"github.com/onceq/onceq/internal/rhythm"
 )
 
-var processStart = time.Now()
-
-// quietQueues are those for which nobody waited when Enqueue asked. Times are since the start of the process.
+// quietQueues are those for which nobody waited when Enqueue asked. Times are by rhythm.Now.
 type quietQueues struct {
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask
 	quiets   atomic.Int32 // how many there are in quiet, about; at most remembered
@@ -21,7 +19,7 @@ type quietQueues struct {
 // from just before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after that
 // time, and so misses nothing.
 func (q *quietQueues) isQuiet(queue string) bool {
-	now := int64(time.Since(processStart))
+	now := int64(rhythm.Now())
 	if now < q.allQuiet.Load() {
 		return true
 	}
@@ -34,7 +32,7 @@ func (q *quietQueues) setQuiet(queue string, who whoWaits, asked time.Time) {
 	if asked.IsZero() || who == someWaits {
 		return
 	}
-	end := int64(asked.Sub(processStart) + rhythm.QuietFor)
+	end := int64(rhythm.At(asked) + rhythm.QuietFor)
 	if who == nobodyWaits {
 		q.allQuiet.Store(end)
 		return

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 )
 
@@ -165,7 +166,7 @@ type poolWatch struct {
 	tasks   *taskSet
 	conns   *pg.Shares
 	crowded atomic.Bool  // that is so now; the executor says so in errors
-	from    atomic.Int64 // since when, in nanoseconds since processStart
+	from    atomic.Int64 // since when, in nanoseconds, by rhythm.Now
 
 	// Only the beats' goroutine uses these.
 	acquired int64 // how many connections the pool had ever given out at the last look
@@ -178,7 +179,7 @@ func (p *poolWatch) full() time.Duration {
 	if !p.crowded.Load() {
 		return 0
 	}
-	return time.Since(processStart) - time.Duration(p.from.Load())
+	return rhythm.Now() - time.Duration(p.from.Load())
 }
 
 // look is called on every beat.
@@ -191,7 +192,7 @@ func (p *poolWatch) look() {
 		p.crowded.Store(false)
 		return
 	}
-	p.from.Store(int64(p.since.Sub(processStart)))
+	p.from.Store(int64(rhythm.At(p.since)))
 	p.crowded.Store(true)
 	if now.Sub(p.said) < sayAgain {
 		return

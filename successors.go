@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/stmt"
 )
 
@@ -17,7 +18,7 @@ import (
 // one as well, and the executor starts it: the lane needs one round trip for each job. This is a claim like any other, made
 // in the statement that lets the job into the lane, and it gives nobody a turn that a claim would have given to another job:
 //
-//   - The latest claim of the queue found no more jobs, and nothing has been heard of others since. After nextFor a claim
+//   - The latest claim of the queue found no more jobs, and nothing has been heard of others since. After 200 ms a claim
 //     looks again. Meanwhile the claimer's other looks go on as always.
 //   - A handler is free, and no other queue waits for its connection. No kind of the worker has MaxLost 1: a lease that nobody
 //     knows of, because the answer was lost, must not make a job dead.
@@ -56,13 +57,24 @@ func (x *executor) successor(o outcome, own int64) *successor {
 	return x.reserve(s, own, 0)
 }
 
-// first returns what leases the job that a promoter lets into a lane of this queue, or nil if that is left to a claim.
-func (x *executor) first(queue string) *successor {
+// First returns what leases the job that a promoter lets into a lane, or nil if that is left to a claim.
+func (x *executor) First(queue string) promoter.Next {
 	s := x.slots[queue]
 	if s == nil || x.careful {
 		return nil
 	}
-	return x.reserve(s, 0, int64(s.Width))
+	if n := x.reserve(s, 0, int64(s.Width)); n != nil {
+		return n
+	}
+	return nil
+}
+
+// Has reports whether the worker works a queue.
+func (x *executor) Has(queue string) bool { return x.slots[queue] != nil }
+
+// Asks says what the statement is to lease.
+func (n *successor) Asks() (queue string, holder int64, began time.Time, lease time.Duration) {
+	return n.queue, n.holder, n.began, n.x.lease
 }
 
 // reserve reserves a place in s for a job that is leased without a claim, and leaves so many others free. It returns nil if there
@@ -88,28 +100,27 @@ func (n *successor) args(o outcome, raise bool) []any {
 // nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that
 // job are null if there is none.
 type nextAnswer struct {
-	n      *successor // nil: none is leased
-	before []any      // for the columns before those of the next job
+	n      *successor
+	before pg.Leading // for the columns before those of the next job
 }
 
 // completed is for stmt.FinishNext. done becomes the job's id, or nil if its guard did not hold.
-func (n *successor) completed(done **int64) *nextAnswer {
-	return &nextAnswer{n: n, before: []any{done, &n.calls}}
-}
+func (n *successor) completed(done **int64) pgx.RowScanner { return n.Answer(done, &n.calls) }
+
+// Answer is for a statement with these columns before those of the next job.
+func (n *successor) Answer(before ...any) pgx.RowScanner { return nextAnswer{n, before} }
 
 // ScanRow reads the row.
-func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
-	n, before := a.n, slices.Clip(a.before)
-	if n != nil {
-		n.known = true
-	}
-	if n == nil || rows.RawValues()[len(before)] == nil {
-		return rows.Scan(append(before, make([]any, len(rows.FieldDescriptions())-len(before))...)...)
+func (a nextAnswer) ScanRow(rows pgx.Rows) error {
+	n := a.n
+	n.known = true
+	if rows.RawValues()[len(a.before)] == nil {
+		return a.before.ScanRow(rows)
 	}
 	l := &Lease{Queue: n.queue, hold: hold{q: n.x.q, db: n.x.db, holder: n.holder, term: n.x.lease}, handling: handling{began: n.began}}
 	var place int64
 	var cut bool
-	if err := l.read(rows, time.Time{}, &place, &cut, before...); err != nil {
+	if err := l.read(rows, time.Time{}, &place, &cut, slices.Clip(a.before)...); err != nil {
 		return err
 	}
 	n.lease = l
@@ -130,8 +141,8 @@ func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o outcome) (st
 	return stale, nil, nil
 }
 
-// end starts the next job, if it was leased, and gives back its place. ok says that the completion was committed.
-func (n *successor) end(ok bool) (leased bool) {
+// End starts the next job, if it was leased, and gives back its place. ok says that the completion was committed.
+func (n *successor) End(ok bool) (leased bool) {
 	if n == nil {
 		return false
 	}
@@ -173,30 +184,4 @@ func (n *successor) unheard(ctx context.Context, after *Lease) {
 			slog.String("lane", after.Lane), slog.Any("error", err))
 	}
 	n.x.woken(n.queue)
-}
-
-// settle gives back what this promoter's looks have leased whose answers were lost, as unheard does. Such a look may not have ended
-// yet: its slots are locked until then, so this waits for them, briefly, and is tried again in a second.
-func (p *promoter) settle(ctx context.Context) {
-	for len(p.doubts) > 0 && time.Since(p.settled) > time.Second {
-		n := p.doubts[0]
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(n.x.lease, 5*time.Second))
-		err := p.q.store.Send(ctx, p.db, pg.Brief, stmt.LockLanes, nil, pg.NoRows)
-		if err == nil {
-			age := time.Since(n.began) + time.Second // the database's clock may be a little faster
-			err = p.q.store.Send(ctx, p.db, pg.Hot, stmt.GiveBackFirst, []any{n.queue, age.Microseconds(), n.holder}, pg.NoRows)
-		}
-		cancel()
-		switch {
-		case err == nil:
-		case time.Since(n.began) < n.x.lease:
-			p.settled = time.Now()
-			return
-		default:
-			p.q.log.WarnContext(ctx, "onceq: a promoter's answer was lost, and it is not known whether it leased a job; that lease runs out",
-				slog.String("queue", n.queue), slog.Any("error", err))
-		}
-		p.doubts = p.doubts[1:]
-		p.woken(n.queue)
-	}
 }

@@ -35,54 +35,6 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// A promoter whose worker waits leaves it to the looks whether there are calls, but for one that it knows of.
-func TestPromoter_WaitsForTheCallThatItKnowsOf(t *testing.T) {
-	t.Parallel()
-	p := &promoter{listener: &claimer.Listener{}, wake: make(chan struct{}, 1)}
-	p.listener.Waits.Store(true)
-	began := time.Now()
-	require.True(t, p.hears(t.Context(), 50*time.Millisecond))
-	require.GreaterOrEqual(t, time.Since(began), 50*time.Millisecond)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.False(t, p.hears(ended, 10*time.Minute))
-	p.Called(false)
-	require.True(t, p.hears(t.Context(), 10*time.Minute))
-}
-
-// While calls come, looks are brief for ten times as long as one took that was not, and never longer than a second.
-func TestPromoter_LooksBackBrieflyOnlyWhileCallsCome(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	p := &promoter{}
-	require.False(t, p.isBrief(now))
-	p.came = true
-	require.False(t, p.isBrief(now), "it has not gone back by the margin")
-	p.back = rhythm.Pass{Ended: now, Took: 20 * time.Millisecond}
-	require.True(t, p.isBrief(now.Add(199*time.Millisecond)))
-	require.False(t, p.isBrief(now.Add(200*time.Millisecond)))
-	p.back.Took = time.Minute
-	require.True(t, p.isBrief(now.Add(999*time.Millisecond)))
-	require.False(t, p.isBrief(now.Add(time.Second)))
-	p.came = false
-	require.False(t, p.isBrief(now), "the latest look found no calls")
-}
-
-// A brief look that found no calls is soon followed by one that is not brief, however long ago calls were found.
-func TestPromoter_RestsBrieflyWhileItOwesALook(t *testing.T) {
-	t.Parallel()
-	p := &promoter{listener: &claimer.Listener{}, wake: make(chan struct{}, 1), laned: true}
-	p.listener.Confirmed.Store(true)
-	p.listener.Waits.Store(true)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	p.rest(ended, promoted{})
-	require.Zero(t, p.pause, "it rests for long")
-	p.owes = true
-	p.rest(ended, promoted{})
-	require.NotZero(t, p.pause, "it rests for long")
-}
-
 // That nobody waits is believed for a while: of this queue, or of all.
 func TestQueue_IsQuiet(t *testing.T) {
 	t.Parallel()
@@ -184,31 +136,18 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	require.False(t, given[0].spend)
 }
 
-// A notification names a queue, after a mark and a time or not, and a queue may have a name that begins like that. One look takes it.
-func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
+// What a promoter lets in gets a slot if another one is free for a claim.
+func TestExecutor_FirstLeavesASlot(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)
 	q.pauses.Latest.Store(&paused.Set{At: time.Now().Add(time.Hour)})
-	x := &executor{q: q, slots: make(map[string]*slots)}
-	const mark = "\x1f"
-	const more = mark + "15" + mark
-	for _, queue := range []string{"mail", mark + "odd"} {
-		x.slots[queue] = &slots{Slots: claimer.Slots{Queue: queue, Count: 2, Width: 1}}
-	}
-	p := &promoter{exec: x, laned: true, wake: make(chan struct{}, 1)}
-	for heard, queue := range map[string]string{"mail": "mail", more + "mail": "mail", mark + "odd": mark + "odd", more + mark + "odd": mark + "odd"} {
-		p.Rouse(heard)
-		p.Rouse("") // of a wake-up that names none
-		n := p.first()
-		require.NotNil(t, n, "%q", heard)
-		require.Equal(t, queue, n.queue)
-		require.Nil(t, p.first(), "taken")
-		p.Rouse(heard)
-		require.Nil(t, p.first(), "the other slot is for a claim")
-		n.s.Outstanding.Add(-1)
-	}
-	p.Rouse("another")
-	require.Nil(t, p.first())
+	x := &executor{q: q, slots: map[string]*slots{"mail": {Slots: claimer.Slots{Queue: "mail", Count: 2, Width: 1}}}}
+	n := x.First("mail")
+	require.NotNil(t, n)
+	queue, _, _, _ := n.Asks()
+	require.Equal(t, "mail", queue)
+	require.True(t, x.First("mail") == nil, "the other slot is for a claim")
+	require.True(t, x.First("another") == nil)
 }
 
 // What outlasts the shutdown does not end with it at once, and does not go on until its own time is up.
@@ -347,7 +286,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.

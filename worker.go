@@ -100,6 +100,7 @@ type Worker struct {
 	kinds    []string
 	queues   map[string]QueueConfig
 	keeps    map[string]int64
+	laned    bool // a kind has lanes
 	careful  bool // the first lost lease makes some job dead, so only a job that was started may lose one
 	besides  bool // jobs that have lost one lease may start beside each other: each may lose some more
 	lease    time.Duration
@@ -137,6 +138,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	if err := w.addHandlers(handlers); err != nil {
 		return nil, err
 	}
+	w.laned = slices.ContainsFunc(handlers, func(h Handler) bool { return h.laned })
 	w.careful = slices.ContainsFunc(handlers, func(h Handler) bool { return h.maxLost == 1 })
 	w.besides = !slices.ContainsFunc(handlers, func(h Handler) bool { return h.maxLost < DefaultMaxLost })
 	if err := w.chooseQueues(&cfg); err != nil {

@@ -45,5 +45,4 @@ const (
 	turnAtOnce    = 200 * time.Microsecond // a turn that came sooner was not waited for
 	CallMargin    = 10 * time.Second       // so much later than they were due calls may become visible
 	AllCallsEvery = 30 * time.Second       // between two looks for all calls, whatever these cost
-	nextFor       = 200 * time.Millisecond // after a claim that found no more, completions lease the next job
 )

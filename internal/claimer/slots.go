@@ -33,10 +33,10 @@ func (s *Slots) Left(n int64) {
 	}
 }
 
-// FoundEnd reports whether, as far as is known, no job of the queue waits to be claimed.
+// FoundEnd reports whether, as far as is known, no job waits to be claimed. A claim looks again now and then.
 func (s *Slots) FoundEnd() bool {
 	at := s.end.Load()
-	return at != nil && time.Since(*at) < nextFor
+	return at != nil && time.Since(*at) < 200*time.Millisecond
 }
 
 // Used is how many slots are in use, or have jobs claimed for them.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -487,6 +488,14 @@ func Row(dest ...any) func(pgx.Rows) error {
 		}
 		return pgx.ErrNoRows
 	}
+}
+
+// Leading reads the first columns of a row.
+type Leading []any
+
+// ScanRow makes it a pgx.RowScanner.
+func (l Leading) ScanRow(rows pgx.Rows) error {
+	return rows.Scan(append(slices.Clip(l), make([]any, len(rows.FieldDescriptions())-len(l))...)...)
 }
 
 // Each reads all rows, one after the other.

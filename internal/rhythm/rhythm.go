@@ -26,3 +26,9 @@ type Pass struct {
 	Took   time.Duration
 	Waited time.Duration // of that, for its turn
 }
+
+var start = time.Now()
+
+// Now is how long ago this process started, and At the same of another time.
+func Now() time.Duration           { return time.Since(start) }
+func At(t time.Time) time.Duration { return t.Sub(start) }

@@ -852,6 +852,13 @@ select (select l.n < 16 or c.n = 0
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = pg_catalog.left($1::text, pg_catalog.strpos(pg_catalog.substr($1::text, 2), '/') + 1)), 1);
 
+-- lanes.go: PutBack.call
+insert into onceq.lane_calls (due, slot, lane)
+values ('infinity', -1, ''), (statement_timestamp(), -1, E'\x1f');
+
+-- lanes.go: PutBack.locks
+insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
+
 -- lazytx.go: Release
 rollback;
 
@@ -1124,13 +1131,6 @@ update onceq.meta set installation = $1::uuid returning null;
 
 -- queue.go: identify.read
 select installation::text, pg_catalog.current_setting('citus.version', true) is not null from onceq.meta;
-
--- queue.go: putBack.call
-insert into onceq.lane_calls (due, slot, lane)
-values ('infinity', -1, ''), (statement_timestamp(), -1, E'\x1f');
-
--- queue.go: putBack.locks
-insert into onceq.lane_locks select pg_catalog.generate_series(0, 15) on conflict do nothing;
 
 -- rate.go: TakeSlots
 select f.starts, f.taken, f.waited, f.back, f.ahead from onceq.take_slots($1::text, $2::bigint[], $3::int[], $4::bigint[]) f;
