@@ -136,7 +136,7 @@ type resolved struct {
 }
 
 // resolveAfter finds the jobs that those in a call wait for, before anything is written. It returns nil if no job waits.
-func (q *Queue) resolveAfter(ctx context.Context, db DB, jobs []Job, all []encoded) ([]resolved, error) {
+func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, all []encoded) ([]resolved, error) {
 	if !slices.ContainsFunc(jobs, func(j Job) bool { return len(j.After) > 0 }) {
 		return nil, nil
 	}
@@ -218,7 +218,7 @@ func afterField(jobs, job, ref int) string {
 }
 
 // linkFollowers writes what the jobs in a call wait for that were accepted.
-func (q *Queue) linkFollowers(ctx context.Context, db DB, found []resolved, results []Result) error {
+func linkFollowers(ctx context.Context, q *Queue, db DB, found []resolved, results []Result) error {
 	var links []link
 	for i, f := range found {
 		if results[i].Duplicate || results[i].ID == 0 {

@@ -48,7 +48,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 // for their windows.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64,
 	running, keep bool) (cancelled, asked int, err error) {
-	gone, err := q.cancelFree(ctx, db, pg.ForCaller, ids, false, keep)
+	gone, err := cancelFree(ctx, q, db, pg.ForCaller, ids, false, keep)
 	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
@@ -59,13 +59,13 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64,
 	if err := q.store.Send(ctx, db, pg.ForCaller, stmt.RequestCancels, []any{ids}, pg.Row(&asked)); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
-	gone, err = q.cancelFree(ctx, db, pg.ForCaller, ids, false, keep)
+	gone, err = cancelFree(ctx, q, db, pg.ForCaller, ids, false, keep)
 	return cancelled + len(gone), asked - len(gone), err
 }
 
 // cancelFree cancels those of the jobs that nobody holds, and returns them. With noted it takes only those that somebody asked
 // to cancel before: these keep their keys, because Cancel said that they run.
-func (q *Queue) cancelFree(ctx context.Context, db DB, by pg.Way, ids []int64,
+func cancelFree(ctx context.Context, q *Queue, db DB, by pg.Way, ids []int64,
 	noted, keep bool) (gone []int64, err error) {
 	least := int32(0)
 	if noted || keep {
@@ -95,14 +95,14 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 	if len(given) == 0 {
 		return
 	}
-	if _, err := q.cancelFree(ctx, db, pg.Hot, given, true, true); err != nil {
+	if _, err := cancelFree(ctx, q, db, pg.Hot, given, true, true); err != nil {
 		q.log.WarnContext(ctx, "onceq: cancelling jobs failed; a worker does it within a minute", "jobs", given, "error", err)
 	}
 }
 
 // heedAll cancels the jobs that somebody asked to cancel and that nobody holds. Each worker does it once a minute. One that cannot be
 // cancelled keeps no other from it. slow is for what may meet rows that somebody has locked.
-func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
+func heedAll(ctx context.Context, q *Queue, db, slow DB) (failed error) {
 	for last, more := int64(0), true; more; {
 		var ids []int64
 		if err := q.store.Guarded(ctx, db, stmt.Unheeded, []any{table.RepairChunk, last}, &ids); err != nil {
@@ -113,7 +113,7 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 			break
 		}
 		last = slices.Max(ids)
-		_, err := q.cancelFree(ctx, slow, pg.Brief, ids, true, true)
+		_, err := cancelFree(ctx, q, slow, pg.Brief, ids, true, true)
 		if err == nil {
 			continue
 		}
@@ -121,7 +121,7 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 			return err
 		}
 		for _, id := range ids {
-			_, err := q.cancelFree(ctx, slow, pg.Brief, []int64{id}, true, true)
+			_, err := cancelFree(ctx, q, slow, pg.Brief, []int64{id}, true, true)
 			switch {
 			case err == nil, pg.LockedOut(err): // that one waits for the next time
 			case badData(err):

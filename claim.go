@@ -140,7 +140,7 @@ func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (ali
 			alive = append(alive, l)
 		}
 	}
-	if alive, err = q.onlyOnTime(ctx, alive); err != nil || len(dead) == 0 {
+	if alive, err = onlyOnTime(ctx, q, alive); err != nil || len(dead) == 0 {
 		return alive, 0, err
 	}
 	_, left, err := q.finish(ctx, q.store.Pool, pg.Hot, dead)
@@ -202,7 +202,7 @@ func claimArgs(c *claimer.Ask, kinds []string) []any {
 }
 
 // stmt.ClaimJobs claims jobs that have lost no lease, of one queue or several.
-func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run int64, kinds []string, asks []*claimer.Ask) error {
+func claimJobs(ctx context.Context, q *Queue, db DB, lease time.Duration, run int64, kinds []string, asks []*claimer.Ask) error {
 	if len(asks) == 1 {
 		statement, args := stmt.ClaimJobs, append(claimArgs(asks[0], kinds), asks[0].Free)
 		if t := asks[0].Turn; t != nil && t.Others {

@@ -97,7 +97,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	case !errors.Is(err, pgx.ErrNoRows):
 		return Result{}, q.enqueueError(err)
 	}
-	return q.settleOne(ctx, db, job, e)
+	return settleOne(ctx, q, db, job, e)
 }
 
 // beforeEnqueue calls Config.BeforeEnqueue. If that panics, nothing is enqueued. A panic of done comes when all is decided, so it
@@ -186,7 +186,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	if len(jobs) == 0 {
 		return m.results, nil
 	}
-	after, err := q.resolveAfter(ctx, db, jobs, all)
+	after, err := resolveAfter(ctx, q, db, jobs, all)
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		refusal = nil
 		refused, tried, err := m.insertAll(ctx, q, db, sorted, keyed, own)
 		if err == nil && after != nil {
-			err = q.linkFollowers(ctx, db, after, m.results)
+			err = linkFollowers(ctx, q, db, after, m.results)
 		}
 		if err != nil {
 			return err
@@ -417,7 +417,7 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 		}
 		return p.accepted, nil
 	}
-	r, err := p.q.settleOne(ctx, db, p.job, p.e)
+	r, err := settleOne(ctx, p.q, db, p.job, p.e)
 	if err == nil && !r.Duplicate {
 		p.accepted, p.reported = r, true
 	}
@@ -776,7 +776,7 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 }
 
 // settleOne is settle for one job.
-func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {
+func settleOne(ctx context.Context, q *Queue, db DB, job Job, e encoded) (Result, error) {
 	m := manyJobs{jobs: []Job{job}, all: []encoded{e}, ids: make([]int64, 1), results: make([]Result, 1)}
 	refused, _, err := m.settle(ctx, q, db, []int{0})
 	if err == nil {

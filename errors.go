@@ -93,7 +93,7 @@ func (e *SchemaError) Error() string {
 	case e.Found == 0:
 		return fmt.Sprintf("onceq: schema %q has no onceq tables; run migrations.Up(ctx, conn, %q) or apply migrations.SQL with your own tool", e.Schema, e.Schema)
 	case e.Found < e.Want:
-		return fmt.Sprintf("onceq: schema %q is at version %d, this code needs %d; migrate the tables: run migrations.Up(ctx, conn, %q)", e.Schema, e.Found, MinSchemaVersion, e.Schema)
+		return fmt.Sprintf("onceq: schema %q is at version %d, this code needs %d; migrate the tables: run migrations.Up(ctx, conn, %q)", e.Schema, e.Found, oldestSchema, e.Schema)
 	default:
 		return fmt.Sprintf("onceq: schema %q is at version %d, which works with code of version %d and later, and this code is of version %d; deploy a newer onceq", e.Schema, e.Found, e.Oldest, e.Want)
 	}

@@ -355,7 +355,7 @@ func giveBackArgs(outcomes []outcome, raise bool) []any {
 func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
 	plain, ended, again, back := byStatement(outcomes, q.store.Citus.Load() == pg.CitusYes)
-	q.pauseFull(ctx, db, by, back)
+	pauseFull(ctx, q, db, by, back)
 	var cancelled, held []int64
 	locks := 0
 	var done, asked []int64 // of one part

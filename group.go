@@ -50,7 +50,7 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	if err != nil {
 		return Group{}, err
 	}
-	if _, err := q.resolveAfter(ctx, db, c.members, c.all); err != nil {
+	if _, err := resolveAfter(ctx, q, db, c.members, c.all); err != nil {
 		return Group{}, inField(err, "jobs[", "members[")
 	}
 	begin, err := mustOpen(ctx, db)
@@ -155,7 +155,7 @@ func inField(err error, from, to string) error {
 
 // refuseCycles refuses jobs as members of groups that wait for these groups themselves, because all of them would wait for
 // ever: those whose keys or whose After say so. It writes nothing.
-func (q *Queue) refuseCycles(ctx context.Context, db DB, groups []int64, jobs []Job, all []encoded) error {
+func refuseCycles(ctx context.Context, q *Queue, db DB, groups []int64, jobs []Job, all []encoded) error {
 	var fields []string
 	var ids []int64
 	var scopes, keys []string
@@ -225,7 +225,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 		if err != nil {
 			return err
 		}
-		if err := q.refuseCycles(ctx, db, groups, jobs, all); err != nil {
+		if err := refuseCycles(ctx, q, db, groups, jobs, all); err != nil {
 			return err
 		}
 		if results, err = q.enqueueMany(ctx, db, jobs, all, sorted, keyed, begin != nil); results == nil {

@@ -101,16 +101,16 @@ func (q *Queue) SetLaneLimit(ctx context.Context, db DB, family, name string, n 
 	if n < 0 || n > 1_000_000 {
 		return invalid("n", "is %d; 0 to 1,000,000 is possible", n)
 	}
-	return q.setLane(ctx, db, family, name, &Limit{AtOnce: n})
+	return setLane(ctx, q, db, family, name, &Limit{AtOnce: n})
 }
 
 // RemoveLaneLimit undoes SetLaneLimit: what holds then is the limit of the lane's family, if that was set, and otherwise 1. With
 // an empty name it removes the limit of the family.
 func (q *Queue) RemoveLaneLimit(ctx context.Context, db DB, family, name string) error {
-	return q.setLane(ctx, db, family, name, nil)
+	return setLane(ctx, q, db, family, name, nil)
 }
 
-func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *Limit) error {
+func setLane(ctx context.Context, q *Queue, db DB, family, name string, limit *Limit) error {
 	if _, err := laneName("family", family, "name", cmp.Or(name, "x")); err != nil {
 		return err
 	}

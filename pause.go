@@ -119,7 +119,7 @@ func (q *Queue) Resume(ctx context.Context, db DB, p Pause) (was bool, err error
 
 // pauseFull pauses the limits that handlers said are full, and never makes a pause shorter. If that fails,
 // the jobs come again later.
-func (q *Queue) pauseFull(ctx context.Context, db DB, by pg.Way, outcomes []outcome) {
+func pauseFull(ctx context.Context, q *Queue, db DB, by pg.Way, outcomes []outcome) {
 	for i, o := range outcomes {
 		if o.full == 0 {
 			continue

@@ -134,7 +134,7 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		p.written = true
 		err := p.q.store.Guarded(ctx, p.db, stmt.WritePresence, p.row(), nil)
 		if err == nil {
-			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow), p.limits.ask(ctx, p.q, p.db))
+			err = errors.Join(heedAll(ctx, p.q, p.db, p.slow), unholdAll(ctx, p.q, p.slow), p.limits.ask(ctx, p.q, p.db))
 		}
 		switch {
 		case err == nil:

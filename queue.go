@@ -27,13 +27,12 @@ import (
 	"github.com/onceq/onceq/internal/watch"
 )
 
-// SchemaVersion is the version of the tables that this code was written for. It works with those from MinSchemaVersion on,
-// and with later ones for as long as these allow it: a migration adds, so that workers of the earlier code run on during a
-// deploy, and says in the table meta if it does not. Queue.Check compares the versions.
-const (
-	SchemaVersion    = 1
-	MinSchemaVersion = 1
-)
+// SchemaVersion is the version of the tables that this code was written for. It works with those of some versions before
+// (docs/run/stability.md), and with later ones for as long as these allow it: a migration adds, so that workers of the
+// earlier code run on during a deploy, and says in the table meta if it does not. Queue.Check compares the versions.
+const SchemaVersion = 1
+
+const oldestSchema = SchemaVersion // the first version that this code works with; there is no older one yet
 
 // DB is where a statement runs: a pgx.Tx, a *pgxpool.Pool, a *pgx.Conn or a *pgxpool.Conn. In a transaction everything that
 // the statement does commits and rolls back with that transaction. For a Fence, a FenceLease and Lease.Complete a nil DB is
@@ -122,7 +121,7 @@ func (q *Queue) Schema() string { return q.store.Schema }
 // Logger writes where Config.Logger or its default does.
 func (q *Queue) Logger() *slog.Logger { return q.log }
 
-// Check returns nil if the schema exists and this code works with its tables: their version is MinSchemaVersion or later,
+// Check returns nil if the schema exists and this code works with its tables: their version is not too old,
 // and they allow code of SchemaVersion. Otherwise the error is a *SchemaError that says which of the two to update. It is
 // ErrIDTaken if the sequence of ids is behind ids in use, by live jobs, the history or keys; it looks at no more than
 // 100,000 keys.
@@ -163,7 +162,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 		return noMeta(q)
 	case err != nil:
 		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.store.Schema, err)
-	case version < MinSchemaVersion || oldest > SchemaVersion:
+	case version < oldestSchema || oldest > SchemaVersion:
 		return &SchemaError{Schema: q.store.Schema, Found: version, Want: SchemaVersion, Oldest: oldest}
 	case encoding != "UTF8":
 		return fmt.Errorf("onceq: the database's encoding is %s; onceq needs UTF8, so that no text fails to convert in the middle of a transaction", encoding)

@@ -60,7 +60,7 @@ func (d *distance) least() time.Duration { return time.Duration(d.low.Load()) }
 
 // reslot gets new slots for leases that start too late, and returns those that may start at once, and those that were given
 // back until their slots. Each limit is one message, so that the line is not locked while this process is slow.
-func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (now, later []*Lease, err error) {
+func reslot(ctx context.Context, q *Queue, db *pgxpool.Pool, leases []*Lease) (now, later []*Lease, err error) {
 	byLimit := make(map[string][]*Lease)
 	for _, l := range leases {
 		byLimit[l.Limit] = append(byLimit[l.Limit], l)
@@ -96,7 +96,7 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 }
 
 // onlyOnTime returns those of the leases that Claim may return: it gives back those that missed their slots, and start later.
-func (q *Queue) onlyOnTime(ctx context.Context, leases []*Lease) ([]*Lease, error) {
+func onlyOnTime(ctx context.Context, q *Queue, leases []*Lease) ([]*Lease, error) {
 	var late []*Lease
 	for _, l := range leases {
 		if l.tooLate() {
@@ -106,7 +106,7 @@ func (q *Queue) onlyOnTime(ctx context.Context, leases []*Lease) ([]*Lease, erro
 	if len(late) == 0 {
 		return leases, nil
 	}
-	start, _, err := q.reslot(ctx, q.store.Pool, late)
+	start, _, err := reslot(ctx, q, q.store.Pool, late)
 	leases = slices.DeleteFunc(leases, func(l *Lease) bool { return slices.Contains(late, l) && !slices.Contains(start, l) })
 	if err != nil && len(leases) > 0 { // these are the caller's; the leases of the others run out
 		q.log.WarnContext(ctx, "onceq: jobs that missed their slots got no new ones, and their leases run out", slog.Int("jobs", len(late)-len(start)), slog.Any("error", err))
@@ -181,7 +181,7 @@ func (x *executor) newSlots(tasks []*task, needs func(*Lease) bool) (start map[*
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.base), x.lease)
 	defer cancel()
-	now, later, err := x.q.reslot(ctx, x.db, slices.Collect(maps.Keys(asked)))
+	now, later, err := reslot(ctx, x.q, x.db, slices.Collect(maps.Keys(asked)))
 	for _, l := range now {
 		start[asked[l]] = true
 		delete(asked, l)

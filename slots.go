@@ -126,7 +126,7 @@ func (s *slots) anyWait() bool {
 // What the claimer asks of the executor: see claimer.Worker.
 
 func (x *executor) Claim(ctx context.Context, db pg.Quick, kinds []string, asks []*claimer.Ask) error {
-	return x.q.claimJobs(ctx, db, x.lease, x.id, kinds, asks)
+	return claimJobs(ctx, x.q, db, x.lease, x.id, kinds, asks)
 }
 
 func (x *executor) ClaimOne(ctx context.Context, db pg.Quick, kinds []string, ask *claimer.Ask, few []int64) (gone int, err error) {

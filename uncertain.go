@@ -292,21 +292,21 @@ func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 	}
 	h.mu.Unlock()
 	for _, id := range ids {
-		if err := q.unholdOne(ctx, db, id); err != nil {
+		if err := unholdOne(ctx, q, db, id); err != nil {
 			q.log.WarnContext(ctx, "onceq: it is not known whether somebody has settled the effects of a job that is held now; a worker looks again within a minute", "job", id, "error", err)
 		}
 	}
 }
 
 // unholdAll looks again at the jobs that this process has written as held.
-func (q *Queue) unholdAll(ctx context.Context, db DB) (failed error) {
+func unholdAll(ctx context.Context, q *Queue, db DB) (failed error) {
 	h := &q.held
 	h.mu.Lock()
 	looked := maps.Clone(h.until)
 	h.mu.Unlock()
 	for id, until := range looked {
 		if time.Now().Before(until) {
-			if err := q.unholdOne(ctx, db, id); err != nil {
+			if err := unholdOne(ctx, q, db, id); err != nil {
 				failed = err
 			}
 		}
@@ -315,7 +315,7 @@ func (q *Queue) unholdAll(ctx context.Context, db DB) (failed error) {
 }
 
 // unholdOne runs a held job again if none of its effects is held. One that somebody has locked waits for the next look.
-func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
+func unholdOne(ctx context.Context, q *Queue, db DB, id int64) error {
 	h := &q.held
 	h.mu.Lock()
 	looked := h.until[id]
