@@ -3,11 +3,15 @@ package onceqops
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/pg"
@@ -141,6 +145,68 @@ func (q *Ops) Page(ctx context.Context, db onceq.DB,
 		return jobs, jobs[len(jobs)-1].ID, nil
 	}
 	return jobs, filter.floor, nil
+}
+
+// readMember chooses those of the jobs $1 whose payload, or with $3 whose metadata, contains one of $2.
+const readMember = `
+select i.id
+  from pg_catalog.unnest($1::bigint[]) i (id)
+ cross join lateral (
+       select payload, metadata from onceq.jobs where id = i.id
+        union all
+       select payload, metadata from onceq.job_waits where id = i.id
+        union all
+       select payload, metadata from onceq.job_history where id = i.id) j
+ where case when $3::boolean then j.metadata else j.payload end @> any ($2::text[]::jsonb[])`
+
+// number is what is compared as a number, too.
+var number = regexp.MustCompile(`^-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?$`)
+
+// WithMember chooses those of up to 1,000 jobs whose payload, or metadata, has a member of a value, written
+// as "payload.customer = 42" or "metadata.trace = abc". Dots lead into members. A number, true, false and null
+// are looked for as text, too. The server reads the payloads; only ids come back. Page by page, with the ids
+// of a Page WithoutPayloads, it is a search.
+func (q *Ops) WithMember(ctx context.Context, db onceq.DB, ids []int64, member string) ([]int64, error) {
+	if len(ids) > 1000 {
+		return nil, invalid("ids", "has %d; at most 1,000", len(ids))
+	}
+	in, path, value, err := memberOf(member)
+	if err != nil {
+		return nil, err
+	}
+	values := []any{value}
+	if number.MatchString(value) || value == "true" || value == "false" || value == "null" {
+		values = append(values, json.RawMessage(value))
+	}
+	var documents []string
+	for _, v := range values {
+		for _, name := range slices.Backward(path) {
+			v = map[string]any{name: v}
+		}
+		text, err := json.Marshal(v)
+		if err != nil {
+			return nil, err
+		}
+		documents = append(documents, string(text))
+	}
+	args := []any{ids, documents, in == "metadata"}
+	return readAll(ctx, q, db, pg.Reading, "member", readMember, args,
+		func(id *int64, rows pgx.Rows) error { return rows.Scan(id) })
+}
+
+// memberOf reads what WithMember looks for: in which column, the names that lead there, and the value.
+func memberOf(member string) (in string, path []string, value string, err error) {
+	if err := checkText("member", member); err != nil {
+		return "", nil, "", err
+	}
+	name, value, found := strings.Cut(member, "=")
+	path = strings.Split(strings.TrimSpace(name), ".")
+	if in, path = path[0], path[1:]; !found || in != "payload" && in != "metadata" || len(path) == 0 ||
+		len(path) > 20 || slices.Contains(path, "") {
+		return "", nil, "", invalid("member",
+			"is %q; write it as payload.customer = 42, or metadata.trace = abc", member)
+	}
+	return in, path, strings.TrimSpace(value), nil
 }
 
 // pastRange is a range of job_history_state, from its end: the jobs of queue p.queue in state s.state. It

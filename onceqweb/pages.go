@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -314,6 +315,45 @@ func (h *Handler) search(ctx context.Context, f onceqops.Filter) (found jobList,
 	}
 }
 
+// memberTime is for how long payloads are searched, memberStep jobs at a time: Older goes on.
+const (
+	memberTime = 500 * time.Millisecond
+	memberStep = 200
+)
+
+// withMember searches payloads or metadata.
+func (h *Handler) withMember(ctx context.Context, f onceqops.Filter, member string) (found jobList, err error) {
+	f.WithoutPayloads, f.Limit = true, memberStep
+	for began := time.Now(); ; f.After = found.next {
+		page, next, err := h.ops.Page(ctx, h.db, f)
+		if err != nil {
+			return found, err
+		}
+		ids := make([]int64, len(page))
+		for i, j := range page {
+			ids[i] = j.ID
+		}
+		having, err := h.ops.WithMember(ctx, h.db, ids, member)
+		if err != nil {
+			return found, err
+		}
+		found.next = next
+		for _, j := range page {
+			if !slices.Contains(having, j.ID) {
+				continue
+			}
+			lastError(&j)
+			if found.jobs = append(found.jobs, j); len(found.jobs) == pageSize {
+				found.next = j.ID
+				return found, nil
+			}
+		}
+		if next == 0 || time.Since(began) > memberTime {
+			return found, nil
+		}
+	}
+}
+
 // jobs is the search.
 func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	asked, err := field(r.values, "q")
@@ -345,8 +385,21 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	} else {
 		since = ""
 	}
+	member, err := field(r.values, "member")
+	if err != nil {
+		return nil, err
+	}
+	searchable := r.viewer.Payloads && !h.masks // what Mask hides, a search would tell
+	if member != "" && !searchable {
+		return nil, &statusError{http.StatusForbidden, "You may not search payloads and metadata: they, or parts of them, are hidden."}
+	}
 	f.Limit = pageSize
-	found, err := h.lists.get(ctx, h, keyOf(f), time.Second, func(ctx context.Context) (jobList, error) { return h.search(ctx, f) })
+	key, search := keyOf(f), func(ctx context.Context) (jobList, error) { return h.search(ctx, f) }
+	if member != "" {
+		key = sha256.Sum256(append(key[:], member...))
+		search = func(ctx context.Context) (jobList, error) { return h.withMember(ctx, f, member) }
+	}
+	found, err := h.lists.get(ctx, h, key, time.Second, search)
 	if err != nil {
 		return nil, err
 	}
@@ -369,7 +422,9 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Hidden        [][2]string // the search, for a form
 		Queues, Kinds []string    // that are known, to choose from
 		Errors        string      // what these jobs failed with
-	}{Filter: f, From: r.values.Get("from"), To: r.values.Get("before")}
+		Member        string      // of payloads or metadata, and
+		Searchable    bool        // that the viewer may search them
+	}{Filter: f, Member: member, Searchable: searchable, From: r.values.Get("from"), To: r.values.Get("before")}
 	for _, j := range list {
 		one := row{JobInfo: j}
 		if n := len(j.Errors); n > 0 {
@@ -387,8 +442,14 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		chosen.Del("from")
 		chosen.Set("since", since)
 	}
+	if member != "" {
+		chosen.Set("member", member)
+		for _, j := range list { // all of this search are those of this page
+			d.Hidden = append(d.Hidden, [2]string{"within", strconv.FormatInt(j.ID, 10)})
+		}
+	}
 	d.Tabs, d.Times, d.Chips = st.tabs(f, chosen), times(chosen), chips(chosen)
-	d.Folded = f.Queue+f.Kind+f.Scope+d.From+d.To == "" && f.Group == 0
+	d.Folded = f.Queue+f.Kind+f.Scope+d.From+d.To+member == "" && f.Group == 0
 	for name, values := range filterValues(f) {
 		if name == "ids" { // what is marked has that name
 			name = "within"
@@ -406,7 +467,7 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		v.Set("after", strconv.FormatInt(found.next, 10))
 		d.Next, d.Short = "./jobs?"+v.Encode(), len(list) < pageSize
 	}
-	if f.States == nil || slices.ContainsFunc(f.States, func(s onceq.State) bool { return slices.Contains(failedStates, s) }) {
+	if member == "" && (f.States == nil || slices.ContainsFunc(f.States, func(s onceq.State) bool { return slices.Contains(failedStates, s) })) {
 		d.Errors = "./errors?" + filterValues(f).Encode()
 	}
 	for _, b := range bulks {
@@ -428,7 +489,7 @@ type tab struct {
 func (s *state) tabs(f onceqops.Filter, chosen url.Values) (tabs []tab) {
 	counts := make(map[onceq.State]int)
 	more := make(map[onceq.State]bool)
-	known := f.Kind+f.Scope == "" && f.Group == 0 && f.IDs == nil && f.CreatedFrom.IsZero() && f.CreatedBefore.IsZero()
+	known := f.Kind+f.Scope == "" && f.Group == 0 && f.IDs == nil && f.CreatedFrom.IsZero() && f.CreatedBefore.IsZero() && !chosen.Has("member")
 	for _, q := range s.Queues {
 		if !known || f.Queue != "" && f.Queue != q.Queue {
 			continue
@@ -473,14 +534,14 @@ func times(chosen url.Values) (tabs []tab) {
 
 // chips are what else is chosen, each with the search without it.
 func chips(chosen url.Values) (all [][2]string) {
-	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids"} {
+	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids", "member"} {
 		values := chosen[name]
 		if len(values) == 0 {
 			continue
 		}
 		v := maps.Clone(chosen)
 		v.Del(name)
-		text := map[string]string{"from": "created from", "before": "created before"}[name]
+		text := map[string]string{"from": "created from", "before": "created before", "member": "with"}[name]
 		if text = cmp.Or(text, name) + " " + values[0]; name == "ids" {
 			text = atLeast(len(values), false) + " single jobs"
 		}

@@ -1391,6 +1391,51 @@ func TestQueuesKindsAndWorkers(t *testing.T) {
 	s.get("queue", http.StatusBadRequest)
 }
 
+// Payloads and metadata are searched by a member, by those who may see all of them, and an action takes what was found alone.
+func TestJobs_ByMember(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	enqueue := func(payload any, metadata map[string]string) int64 {
+		r, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: "q", Payload: payload, Metadata: metadata})
+		require.NoError(t, err)
+		return r.ID
+	}
+	type object = map[string]any
+	number, text := enqueue(object{"customer": 42, "card": object{"last": "4242"}}, nil), enqueue(object{"customer": "42"}, map[string]string{"trace": "a<b"})
+	enqueue(object{"customer": 43}, nil)
+	enqueue([]byte(`{"customer": 42}`), nil) // bytes have no members
+	for range 250 {
+		enqueue(1, nil)
+	}
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	ids := func(member string) (found []int64) {
+		for _, m := range regexp.MustCompile(`name="ids" value="(\d+)"`).FindAllStringSubmatch(s.get("jobs?"+form("member", member).Encode(), http.StatusOK), -1) {
+			id, err := strconv.ParseInt(m[1], 10, 64)
+			require.NoError(t, err)
+			found = append(found, id)
+		}
+		return found
+	}
+	require.Equal(t, []int64{text, number}, ids("payload.customer = 42"))
+	require.Equal(t, []int64{number}, ids("payload.card.last=4242"))
+	require.Equal(t, []int64{text}, ids("metadata.trace = a<b"))
+	require.Empty(t, ids("payload.customer = 4"))
+	page := s.get("jobs?"+form("member", "metadata.trace = a<b").Encode(), http.StatusOK)
+	require.Contains(t, page, "with metadata.trace = a&lt;b")
+	for _, wrong := range []string{"customer=42", "payload", "payload=1", "payload..a=1", "result.a=1"} {
+		s.get("jobs?"+form("member", wrong).Encode(), http.StatusBadRequest)
+	}
+	// All of it is what the page has, and not all of the queue.
+	require.Contains(t, page, fmt.Sprintf(`name="within" value="%d"`, text))
+	require.Contains(t, s.get("confirm?all=1&do=cancel-many&within="+fmt.Sprint(text), http.StatusOK), "<b>1</b> job")
+
+	for _, cfg := range []onceqweb.Config{{Viewer: may(true, false)}, {Viewer: may(true, true), Mask: func(_, _, text string) string { return text }}} {
+		s := serve(t, db, cfg)
+		s.get("jobs?member=payload.customer%3D42", http.StatusForbidden)
+		require.NotContains(t, s.get("jobs", http.StatusOK), `name="member"`)
+	}
+}
+
 // A worker's page shows how many of its slots are busy, and with what; plots show where it began.
 func TestWorker_SlotsAndStart(t *testing.T) {
 	t.Parallel()

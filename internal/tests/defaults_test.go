@@ -777,6 +777,10 @@ func inCallersTimeCalls(t *testing.T, db *queuetest.DB) map[string]inCallersTime
 		_, err := onceqops.New(q).Workers(ctx, db)
 		return err
 	})
+	read("WithMember", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
+		_, err := onceqops.New(q).WithMember(ctx, db, []int64{running}, "payload.a = 1")
+		return err
+	})
 	read("Busy", func(ctx context.Context, q *onceq.Queue, db onceq.DB) error {
 		_, err := onceqops.New(q).Busy(ctx, db, onceqops.WorkerInfo{Queues: map[string]int{"q": 1}})
 		return err

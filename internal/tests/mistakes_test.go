@@ -94,11 +94,15 @@ func TestMistakes_InAFailedTransaction(t *testing.T) {
 func callsIn(ctx context.Context, q *onceq.Queue, in onceq.DB) map[string]func() error {
 	all := onceqops.Filter{Kind: "k"}
 	return map[string]func() error{
-		"Get":         func() error { _, err := q.Get(ctx, in, 1); return err },
-		"GetByKey":    func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
-		"List":        func() error { _, err := onceqops.New(q).List(ctx, in, all); return err },
-		"Count":       func() error { _, err := onceqops.New(q).Count(ctx, in, all); return err },
-		"Explain":     func() error { _, err := onceqops.New(q).Explain(ctx, in, 1); return err },
+		"Get":      func() error { _, err := q.Get(ctx, in, 1); return err },
+		"GetByKey": func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
+		"List":     func() error { _, err := onceqops.New(q).List(ctx, in, all); return err },
+		"Count":    func() error { _, err := onceqops.New(q).Count(ctx, in, all); return err },
+		"Explain":  func() error { _, err := onceqops.New(q).Explain(ctx, in, 1); return err },
+		"WithMember": func() error {
+			_, err := onceqops.New(q).WithMember(ctx, in, []int64{1}, "payload.a = 1")
+			return err
+		},
 		"Busy":        func() error { _, err := onceqops.New(q).Busy(ctx, in, onceqops.WorkerInfo{}); return err },
 		"Workers":     func() error { _, err := onceqops.New(q).Workers(ctx, in); return err },
 		"Pauses":      func() error { _, err := onceqops.New(q).Pauses(ctx, in); return err },

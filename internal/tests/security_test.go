@@ -357,6 +357,10 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Ops.Doubts", func() error { _, _, err := onceqops.New(q).Doubts(ctx, db.Pool, filter); return err }},
 					{"Ops.CheckPayloads", func() error { _, err := onceqops.New(q).CheckPayloads(ctx, kindHandler(evil, evil, nil)); return err }},
 					{"Ops.Workers", func() error { _, err := onceqops.New(q).Workers(ctx, db.Pool); return err }},
+					{"Ops.WithMember", func() error {
+						_, err := onceqops.New(q).WithMember(ctx, db.Pool, []int64{1}, "payload.a = "+evil)
+						return err
+					}},
 					{"Ops.Busy", func() error {
 						_, err := onceqops.New(q).Busy(ctx, db.Pool, onceqops.WorkerInfo{Queues: map[string]int{evil: 1}})
 						return err

@@ -702,6 +702,17 @@ select a.*
  order by m.job_id desc
  limit $2::int;
 
+-- list.go: readMember
+select i.id
+  from pg_catalog.unnest($1::bigint[]) i (id)
+ cross join lateral (
+       select payload, metadata from onceq.jobs where id = i.id
+        union all
+       select payload, metadata from onceq.job_waits where id = i.id
+        union all
+       select payload, metadata from onceq.job_history where id = i.id) j
+ where case when $3::boolean then j.metadata else j.payload end @> any ($2::text[]::jsonb[]);
+
 -- list.go: statement
 with recursive past (queue) as (select $4::text collate "C"),
 given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[],
