@@ -1,11 +1,13 @@
 package tests
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -90,6 +92,38 @@ func TestHealth_AKindThatFails(t *testing.T) {
 	all = findings(t, db, "failing")
 	require.Len(t, all, 1)
 	require.Equal(t, "mail", all[0].Kind)
+}
+
+// After a deploy whose types do not fit what older code has enqueued, no handler is called. What the worker itself counts says so.
+func TestHealth_NoPayloadDecodes(t *testing.T) {
+	t.Parallel()
+	type before struct{ Order string }
+	type after struct{ Order int }
+	kind := func(name string) onceq.Kind[after] {
+		return onceq.Kind[after]{Name: name, Backoff: func(int, error) time.Duration { return time.Hour }}
+	}
+	for form, h := range map[string]onceq.Handler{
+		"plain": kind("plain").Handle(func(context.Context, *onceq.Lease, after) error { return nil }),
+		"tx":    kind("tx").HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, after) error { return nil }),
+		"batch": kind("batch").HandleBatch(5, func(context.Context, pgx.Tx, []onceq.Item[after]) error { return nil }),
+	} {
+		db := queuetest.New(t)
+		w := start(t, db, onceq.WorkerConfig{}, h)
+		for range 12 {
+			add(t, db, onceq.Job{Kind: form, Payload: before{"visa-4242"}})
+		}
+		eventually(t, "an error of each job", func() bool {
+			return sqlOne[int](t, db, `select count(*) from onceq.jobs where errors is not null and leased_until is null`) == 12
+		})
+		require.NoError(t, w.stop()) // it writes what it has counted
+		all := findings(t, db, "failing")
+		require.Len(t, all, 1, form)
+		f := all[0]
+		require.Equal(t, []any{form, "default", true}, []any{f.Kind, f.Queue, f.Severe})
+		require.Regexp(t, `^of \d+ attempts .* \d+ have failed \(100%\), and none was completed; the commonest error, of 12 of 12 jobs`, f.Detail)
+		require.Contains(t, f.Error, "does not decode into tests.after: string in field Order does not fit into int")
+		require.NotContains(t, f.Error, "visa")
+	}
 }
 
 // A limit for which hours of work wait is named, and at which rate that goes.
