@@ -57,18 +57,17 @@ It exits with 7 if something needs attention. With --level bad that is only what
 			x := &examination{a: a}
 			err := x.run(cmd.Context())
 			troubled := slices.ContainsFunc(x.found, func(f finding) bool { return f.Level == "bad" || f.Level == level })
-			if err != nil {
-				if troubled && !a.json {
-					a.tell(x.found, level, all)
+			switch { // what was found is printed, too, if a question fails
+			case a.json:
+				said := map[string]any{"ok": !troubled && err == nil, "findings": append([]finding{}, x.found...)}
+				if failed := a.printJSON(said); failed != nil {
+					return failed
 				}
-				return err
-			}
-			if a.json {
-				if err := a.printJSON(map[string]any{"ok": !troubled, "findings": x.found}); err != nil {
-					return err
-				}
-			} else {
+			case troubled || err == nil:
 				a.tell(x.found, level, all)
+			}
+			if err != nil {
+				return err
 			}
 			if troubled {
 				return &exit{code: codeFindings}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -118,6 +120,82 @@ select n::bigint << 32, 60000000, now() - interval '2 hours', now() - ago * inte
 	_, err = db.Pool.Exec(t.Context(), `delete from onceq.workers where process = 3`)
 	require.NoError(t, err)
 	require.Empty(t, workers())
+}
+
+// One question fails: what the others found is printed all the same, for people and for programs.
+func TestDoctor_AQuestionThatFails(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "mail", "why"))
+	_, err := db.Pool.Exec(t.Context(), `alter table onceq.schedules rename column spec to away`)
+	require.NoError(t, err)
+	a := do(t, db.URL, "doctor")
+	require.Equal(t, codeFailed, a.code, a.err)
+	require.Contains(t, a.out, `paused: queue "mail"`)
+	require.Contains(t, a.err, `does not exist`)
+	a = do(t, db.URL, "doctor", "--json")
+	require.Equal(t, codeFailed, a.code, a.err)
+	require.Contains(t, a.err, `does not exist`)
+	var said struct {
+		OK       bool
+		Findings []finding
+	}
+	require.NoError(t, json.Unmarshal([]byte(a.out), &said), a.out)
+	require.False(t, said.OK)
+	require.True(t, slices.ContainsFunc(said.Findings, func(f finding) bool { return f.What == "paused" && f.Queue == "mail" }), a.out)
+	require.NoError(t, json.Unmarshal([]byte(do(t, db.URL, "doctor", "--level", "bad", "--json").out), &said))
+	require.False(t, said.OK, "nobody knows what the question would have found")
+}
+
+// A worker whose handlers do not return, and whose process waits for connections, is in trouble wherever somebody looks.
+func TestWorkers_InTrouble(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds, stuck, pool)
+select n, 60000000, now() - interval '2 hours', now() + interval '1 day', 40 + n, $1, 'web', 'v1', '{"mail": 3}', '{mail}', stuck::jsonb, pool::jsonb
+  from (values (1, '[]', '{"conns": 8, "wait": 53000000000}'),
+               (2, '[{"queue": "mail", "kind": "mail", "slots": 2, "job": 4711, "since": "2026-11-02T07:30:00Z"}]',
+                   '{"conns": 8, "bound": ["mail"], "wait": 240000000000}')) w (n, stuck, pool)`, onceq.SchemaVersion)
+	require.NoError(t, err)
+	const stuck = `2 slots of queue "mail" are held since 2026-11-02 07:30:00 UTC by handlers of kind "mail" that do not return although their context has ended`
+	out := fine(t, db.URL, "workers")
+	require.Regexp(t, `(?m)^web +41 +ok `, out, "it waited for less than nine tenths of a minute")
+	require.Regexp(t, `(?m)^web +42 +trouble `, out)
+	require.Contains(t, out, "\nprocess 42 on web: "+stuck+"; its process waits for connections of its pool of 8: 4m0s in a minute, added up\n")
+	require.NotContains(t, out, "process 41 on web: ")
+
+	var said struct {
+		Workers  []onceqops.WorkerInfo
+		Findings []finding
+	}
+	require.NoError(t, json.Unmarshal([]byte(fine(t, db.URL, "workers", "--json")), &said))
+	require.Len(t, said.Workers, 2)
+	require.Empty(t, said.Workers[0].Stuck)
+	since := time.Date(2026, 11, 2, 7, 30, 0, 0, time.UTC)
+	require.Equal(t, []onceqops.StuckHandlers{{Queue: "mail", Kind: "mail", Slots: 2, Job: 4711, Since: since}}, said.Workers[1].Stuck)
+	require.Equal(t, onceqops.WorkerPool{Conns: 8, Bound: []string{"mail"}, Wait: 4 * time.Minute}, said.Workers[1].Pool)
+
+	a := do(t, db.URL, "doctor")
+	require.Equal(t, codeFindings, a.code)
+	require.Contains(t, a.out, "warning  handler: in process 42 on web, "+stuck+"\n         end that process: ")
+	require.Contains(t, a.out, "warning  pool: process 42 on web waits for connections of its pool of 8: 4m0s in the last minute, added up\n         raise the pool's MaxConns")
+	require.NoError(t, json.Unmarshal([]byte(do(t, db.URL, "doctor", "--json").out), &said))
+	i := slices.IndexFunc(said.Findings, func(f finding) bool { return f.What == "handler" })
+	require.GreaterOrEqual(t, i, 0)
+	f := said.Findings[i]
+	require.Equal(t, []any{"warning", "mail", "mail", int64(4711), since}, []any{f.Level, f.Queue, f.Kind, f.Job, f.Since})
+
+	// Where it is the only one that serves the queue, and has no slot left, jobs stand still.
+	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set stuck = jsonb_set(stuck, '{0,slots}', '3') where id = 2`)
+	require.NoError(t, err)
+	require.Contains(t, do(t, db.URL, "doctor").out, "warning  handler: in process 42 on web, 3 slots")
+	_, err = db.Pool.Exec(t.Context(), `delete from onceq.workers where id = 1`)
+	require.NoError(t, err)
+	a = do(t, db.URL, "doctor", "--level", "bad")
+	require.Equal(t, codeFindings, a.code)
+	require.Contains(t, a.out, "bad      handler: in process 42 on web, 3 slots")
+	require.NotContains(t, a.out, "warning ")
 }
 
 // Rows that are always there, and that somebody has deleted: doctor names them, and puts back those of lanes.

@@ -184,8 +184,9 @@ func withoutPayloads(answer []byte) (string, error) {
 		return "", err
 	}
 	hide(v)
-	b, err := json.Marshal(v)
-	return string(b), err
+	var b strings.Builder
+	err := writeJSON(&b, v, "")
+	return b.String(), err
 }
 
 func hide(v any) {

@@ -41,6 +41,11 @@ func TestRestarts(t *testing.T) {
 	t.Cleanup(pool.Close)
 	q, err := onceq.New(pool, nil)
 	require.NoError(t, err)
+	// What is only a warning wakes nobody at night. (Other tests' servers are not safe from crashes, which is worse.)
+	require.Equal(t, codeFindings, do(t, server.URL(), "doctor").code, "no worker is there")
+	require.NotContains(t, fine(t, server.URL(), "doctor", "--level", "bad"), "warning ")
+	require.Equal(t, true, asJSON(t, server.URL(), "doctor", "--level", "bad")["ok"])
+
 	_, err = q.Enqueue(t.Context(), pool, onceq.Job{Kind: "k", Queue: "billing", Payload: 1})
 	require.NoError(t, err)
 

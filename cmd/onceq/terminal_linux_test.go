@@ -214,6 +214,21 @@ select date_trunc('minute', now()) - n * interval '1 minute', 0, 9, n, 0, 0, 'ma
 	require.Equal(t, 0, s.end())
 }
 
+// What others have named and written moves nothing on the screen.
+func TestTop_TextsOfOthers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	hostile(t, db)
+	s := open(t, 300, []string{"NO_COLOR=1"}, db.URL, "top", "--every", "500ms")
+	s.until("> badx forged")
+	s.press("/forged\r\r", "queue badx forged")
+	s.until("dead: queue ") // a finding about it
+	s.key("q")
+	require.Equal(t, 0, s.end())
+	own := strings.NewReplacer("\x1b[?1049h", "", "\x1b[?25l", "", "\x1b[?25h", "", "\x1b[?1049l", "", "\x1b[H", "", "\x1b[K", "", "\x1b[J", "", "\r\n", "\n")
+	harmless(t, "top", own.Replace(s.seen()))
+}
+
 // press types a key and waits until the command shows a text after it.
 func (s *console) press(key, shown string) {
 	s.t.Helper()
