@@ -10,11 +10,13 @@ import (
 	"html"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -688,24 +690,36 @@ func TestPayloads_LeaveNoTrace(t *testing.T) {
 			`update onceq.jobs set progress = jsonb_build_object('claims', claims, 'since', created_at, 'done', 1, 'total', 3, 'note', '` + note + `', 'at', created_at) where claims > 0`,
 			`update onceq.job_history set payload = '` + payload + `', metadata = '{"m":"` + note + `"}', result = ` + result,
 			`update onceq.job_fences set result = ` + result + ` where state = 3`,
+			`update onceq.schedules set job = job || '{"payload": ` + payload + `, "metadata": {"m": "` + note + `"}}'`,
 		} {
 			_, err := db.Pool.Exec(t.Context(), statement)
 			require.NoError(t, err)
 		}
 	}
-	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min)\b`)
+	// What the pages say of time: a worker that is seen stays so, what is due has been so for long, and nothing is counted.
+	_, err = db.Pool.Exec(t.Context(), `
+with due as (update onceq.jobs set run_at = run_at - interval '1 hour' where run_at < now() and leased_until is null),
+seen as (update onceq.workers set seen_at = seen_at + interval '1 day' where id = $1)
+delete from onceq.job_counts`, trouble.StuckWorker)
+	require.NoError(t, err)
+	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min|h)\b|live\?of=overview&amp;v=\d+`)
+	other := newDB(t)
 	read := func() map[string]string {
-		s := serve(t, db, onceqweb.Config{Schedules: d.Schedules}, pool) // with nothing in its memory
+		one, err := onceqweb.New(db.Queue, pool, onceqweb.Config{Viewer: onceqweb.Everybody, Schedules: d.Schedules, Logger: slog.New(slog.DiscardHandler)}) // with nothing in its memory
+		require.NoError(t, err)
+		one.Patient()
+		s := several(t, map[string]*onceqweb.Handler{"one": one, "other": pageOf(t, other, other.Pool, onceqweb.Everybody)})
 		c.mu.Lock()
 		c.seen = nil
 		c.mu.Unlock()
 		texts := make(map[string]string)
-		for _, id := range []int64{d.Held, d.Dead[0], d.Retrying, d.Waiting, running, d.Completed, d.Cancelled, g.Then.ID, g.Members[0].ID} {
-			path := fmt.Sprintf("job?id=%d", id)
-			texts[path] = moving.ReplaceAllString(s.get(path, http.StatusOK), "")
+		for at, text := range s.crawl(t) {
+			texts[strings.TrimPrefix(at, s.base)] = moving.ReplaceAllString(text, "")
 		}
-		for _, path := range []string{"jobs", "jobs?kind=kept", "effects", "effects?of=others", "keys?key=key-1", fmt.Sprintf("group?id=%d", g.Then.ID)} {
-			texts[path] = moving.ReplaceAllString(s.get(path, http.StatusOK), "")
+		texts["key"] = moving.ReplaceAllString(s.get("one/keys?key=key-1&scope=kept", http.StatusOK), "") // no page leads to it
+		for _, path := range []string{"", "one/", "one/jobs", "one/jobs?kind=kept", "one/effects?of=others", "one/errors", "one/kind?name=kept", "one/schedule?name=reminders",
+			fmt.Sprintf("one/worker?id=%d", trouble.StuckWorker), fmt.Sprintf("one/group?id=%d", g.Then.ID), fmt.Sprintf("one/job?id=%d", running), "other/"} {
+			require.NotEmpty(t, texts[path], path)
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -717,7 +731,9 @@ func TestPayloads_LeaveNoTrace(t *testing.T) {
 	change("1", "a")
 	before := read()
 	change(`{"pin":"493817","more":"`+strings.Repeat("x", 5000)+`"}`, "another note")
-	for path, text := range read() {
+	after := read()
+	require.Equal(t, slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)))
+	for path, text := range after {
 		require.Equal(t, before[path], text, path)
 	}
 
@@ -1385,6 +1401,25 @@ func TestQueuesKindsAndWorkers(t *testing.T) {
 	require.Contains(t, page, "Process 4711 on web-3")
 	require.Contains(t, page, "not seen lately")
 	require.Contains(t, page, `<a href="./queue?name=mail">mail</a></th><td data-label="Jobs at once">10</td>`)
+
+	// One that is in trouble says so wherever it is shown.
+	_, err := db.Pool.Exec(t.Context(), `update onceq.workers set seen_at = seen_at + interval '1 day' where id = $1`, trouble.StuckWorker)
+	require.NoError(t, err)
+	s = serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	link := fmt.Sprintf("worker?id=%d", trouble.StuckWorker)
+	for _, path := range []string{"", "queue?name=imports"} {
+		require.Contains(t, s.get(path, http.StatusOK), `<a href="./`+link+`">4715 on web-6</a> <span class="pill dead">in trouble</span>`, path)
+	}
+	page = html.UnescapeString(s.get(link, http.StatusOK))
+	require.Regexp(t, `<p class="note bad">2 slots of queue "imports" are held since 20\S+ \S+ UTC by handlers of kind "import" that do not return although their context has ended; `+
+		`its process waits for connections of its pool of 8: 4 min in a minute, added up\.</p>`, page)
+	require.Contains(t, page, `8, <span class="quiet">waited for 4 min in a minute, added up</span>`)
+	require.Regexp(t, `<td data-label="Jobs at once">4</td>.*<td data-label="Held past their end" class="bad">2</td>`, page)
+	require.Regexp(t, `Handlers of kind <a href="./kind\?name=import">import</a> hold 2 of them since .*20 min.*, the first with <a href="./job\?id=\d+">job \d+</a>`, page)
+	page = html.UnescapeString(s.get("", http.StatusOK))
+	require.Contains(t, page, "<strong>In process 4715 on web-6, 2 slots of queue \"imports\" are held since ")
+	require.Contains(t, page, "<strong>Process 4715 on web-6 waits for connections of its pool of 8: 4 min in the last minute, added up.</strong>")
+
 	require.Contains(t, s.get("queue?name=none", http.StatusNotFound), "There is no such queue")
 	require.Contains(t, s.get("kind?name=none", http.StatusOK), "Nothing was counted in this time")
 	s.get("worker?id=8", http.StatusNotFound)

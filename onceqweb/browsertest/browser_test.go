@@ -251,12 +251,12 @@ func TestBrowser_EveryPage(t *testing.T) {
 	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{{Kind: "scan", Queue: "accounts", Payload: 1}}, onceq.Job{Kind: "report", Payload: 1})
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `
-with w as (update onceq.workers set started_at = statement_timestamp() - interval '70 minutes' where id <> 7 returning id)
-update onceq.jobs set holder = (select id from w) where id = $1`, d.Running.ID) // which it works on
+with w as (update onceq.workers set started_at = statement_timestamp() - interval '70 minutes' where id not in (7, $2) returning id)
+update onceq.jobs set holder = (select id from w) where id = $1`, d.Running.ID, trouble.StuckWorker) // which it works on
 	require.NoError(t, err)
 	workers, err := onceqops.New(db.Queue).Workers(t.Context(), db.Pool)
 	require.NoError(t, err)
-	live := workers[slices.IndexFunc(workers, func(w onceqops.WorkerInfo) bool { return !w.Stale })]
+	live := workers[slices.IndexFunc(workers, func(w onceqops.WorkerInfo) bool { return !w.Stale && w.ID != trouble.StuckWorker })]
 	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules, Title: "billing, production"})
 	ctx, axe := browserFor(t, 2*limit), axeScript(t)
 	for _, p := range []struct{ name, path, text string }{
@@ -280,6 +280,7 @@ update onceq.jobs set holder = (select id from w) where id = $1`, d.Running.ID) 
 		{"kind", "kind?name=charge&range=1d", "Its errors"},
 		{"worker", fmt.Sprintf("worker?id=%d", live.ID), "Slots"},
 		{"worker-gone", "worker?id=7", "not seen lately"},
+		{"worker-stuck", fmt.Sprintf("worker?id=%d", trouble.StuckWorker), "hold 2 of them"},
 		{"errors", "errors", "mailbox unavailable"},
 		{"confirm", "confirm?all=1&do=redrive-many&queue=mail", "3 jobs"},
 		{"move", "confirm?all=1&do=move-many&queue=thumbnials", "To queue"},

@@ -34,6 +34,9 @@ var (
 // Markup is what an attacker would write where it is shown.
 const Markup = `</pre><script>document.title="owned"</script><img src=x onerror="document.title='owned'">'"&{{.}}`
 
+// StuckWorker is the id of a worker with handlers that do not return. It is seen once, and so for three minutes after Make.
+const StuckWorker = 11
+
 // Database is what Make has made.
 type Database struct {
 	DB *queuetest.DB
@@ -132,7 +135,8 @@ func Make(t testing.TB, db *queuetest.DB) *Database {
 
 	require.NoError(t, q.PauseKind(ctx, db.Pool, "remind", "bob@example.com: the template is wrong"))
 
-	// A worker runs. Another one, which served the mails, was killed five minutes ago.
+	// A worker runs. Another one, which served the mails, was killed five minutes ago. A third one has handlers that do not return, and waits
+	// for connections.
 	imports := onceq.Kind[map[string]int]{Name: "import", Queue: "imports"}
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"imports": {Concurrency: 4}}},
 		imports.Handle(func(context.Context, *onceq.Lease, map[string]int) error { return nil }),
@@ -149,6 +153,12 @@ func Make(t testing.TB, db *queuetest.DB) *Database {
 	_, err = db.Pool.Exec(ctx, `
 insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
 values (7, 60000000, statement_timestamp() - interval '9 hours', statement_timestamp() - interval '5 minutes', 4711, 1, 'web-3', 'v0.1.0', '{"mail": 10}', '{remind,welcome}')`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(ctx, `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds, stuck, pool)
+values ($1, 60000000, statement_timestamp() - interval '2 hours', statement_timestamp(), 4715, 1, 'web-6', 'v0.1.0', '{"imports": 4}', '{import}',
+        jsonb_build_array(jsonb_build_object('queue', 'imports', 'kind', 'import', 'slots', 2, 'job', $2::bigint, 'since', statement_timestamp() - interval '20 minutes')),
+        '{"conns": 8, "wait": 240000000000}')`, StuckWorker, d.Running.ID)
 	require.NoError(t, err)
 
 	// What workers and a Reaper have counted, by the minute, by ten of them and by the hour: more by day, failures for some minutes, and a
