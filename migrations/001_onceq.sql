@@ -442,7 +442,7 @@ create unlogged table {{.schema}}.turns (
 -- whether there is one: such transactions may wake a worker again that was woken.
 --
 -- If single jobs come one soon after the other to workers whose handlers are quick, the worker that is woken is told to
--- look for more for a while (listen.go), and meanwhile nobody else is woken. Otherwise each job would cost
+-- look for more for a while (internal/claimer), and meanwhile nobody else is woken. Otherwise each job would cost
 -- a notification, which each process gets that listens, an announcement, and a claim or two. A transaction of the caller's may
 -- commit when the worker looks no longer. Then the job is found by what it looks for after that (lookForLeft), or
 -- by somebody's poll, so that is only for workers that poll at the default interval.
@@ -618,7 +618,7 @@ create function {{.schema}}.weight(path text) returns integer
 language sql immutable
 return coalesce(nullif(nullif(pg_catalog.split_part(path, E'\x1f', 3), ''), '@')::integer, 1);
 
--- Calls lanes, limits and groups: a promoter looks at them when the calls are due (promoter.go).
+-- Calls lanes, limits and groups: a promoter looks at them when the calls are due (internal/promoter).
 create function {{.schema}}.call(lines text[], due timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $call$
 #variable_conflict use_column
@@ -708,7 +708,7 @@ $go_live$;
 --
 -- Each step sees what the steps before it did, and what was committed before it began. So a job of a lane that goes on to the line
 -- of its limit may get the place there that became free with it. What comes in is never more than what has left, so no step counts
--- what is live, and none needs a lock of the lane. Where fewer come in, a call has a promoter look (promoter.go): nobody waits, or
+-- what is live, and none needs a lock of the lane. Where fewer come in, a call has a promoter look (internal/promoter): nobody waits, or
 -- somebody has locked one of the first ones, or the lane stands still, or a limit has a rate or was lowered, or the job that leaves it, or
 -- the next one, weighs more than 1, or a promoter has noted in lane_stops that a heavy one waits for room, which nobody passes. Above READ COMMITTED the
 -- steps do not see what others have done since the transaction began, and all is left to calls.
@@ -2054,7 +2054,7 @@ begin
 end
 $owe$;
 
--- What a promoter does (promoter.go): it handles the calls that have been due since a time, up to most of each slot, and lets as many jobs into the
+-- What a promoter does (internal/promoter): it handles the calls that have been due since a time, up to most of each slot, and lets as many jobs into the
 -- lanes and limits that were called as these have room for. It locks the slots first: nobody else counts then what is live there.
 -- Each step sees what was committed before it. So the calls are taken before anything is looked at: what is committed in between has left a
 -- call that was not taken.

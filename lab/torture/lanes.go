@@ -88,7 +88,10 @@ func attend(ctx, faulty context.Context, pool *pgxpool.Pool) (redriven int, err 
 		return 0, err
 	}
 	var ended time.Time // of the faults
-	for settled := false; pause(ctx, 300*time.Millisecond+rand.N(600*time.Millisecond)); {
+	settled := false
+	round := func() {
+		ctx, cancel := context.WithTimeout(ctx, time.Minute) // its connection may be to a server that has gone without a word
+		defer cancel()
 		redriven += redrive(ctx, q, pool, faulty.Err() != nil)
 		switch {
 		case faulty.Err() == nil:
@@ -105,7 +108,7 @@ func attend(ctx, faulty context.Context, pool *pgxpool.Pool) (redriven int, err 
 			}
 			quiet, err := endTicks(ctx, pool, ended)
 			if err != nil || !quiet {
-				continue
+				return
 			}
 			lanes, err := pgx.CollectRows(query(ctx, pool, `select split_part(lane, '/', 2) from onceq.lane_limits where starts_with(lane, '`+formPair+`/')`), pgx.RowTo[string])
 			err = errors.Join(err, endLimits(ctx, q, pool))
@@ -114,6 +117,9 @@ func attend(ctx, faulty context.Context, pool *pgxpool.Pool) (redriven int, err 
 			}
 			settled = err == nil
 		}
+	}
+	for pause(ctx, 300*time.Millisecond+rand.N(600*time.Millisecond)) {
+		round()
 	}
 	return redriven, nil
 }
