@@ -252,11 +252,23 @@ func (a *arena) failover(ctx context.Context) error {
 		p.Lock()
 		to := &toxiproxy.Proxy{Listen: p.Listen, Upstream: a.address(), Enabled: p.Enabled} // a proxy that was cut stays cut
 		p.Unlock()
-		if err := p.Update(to); err != nil {
-			return err
+		if p.Update(to) != nil {
+			err = errors.Join(err, open(ctx, p))
 		}
 	}
-	return a.follow(ctx)
+	return errors.Join(err, a.follow(ctx))
+}
+
+// open starts a proxy that was stopped. Its port may be that of somebody's connection meanwhile, for a while.
+func open(ctx context.Context, p *network) error {
+	err := p.Start()
+	for range 600 {
+		if err == nil || errors.Is(err, toxiproxy.ErrProxyAlreadyStarted) || !pause(ctx, 100*time.Millisecond) {
+			break
+		}
+		err = p.Start()
+	}
+	return err
 }
 
 // address is the primary's host and port.

@@ -162,7 +162,7 @@ func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
 	case faultCut:
 		proxy.Stop()
 		pause(ctx, f.seconds(0.2, 2*lease.Seconds()))
-		return proxy.Start()
+		return open(context.WithoutCancel(ctx), proxy)
 	case faultDelay:
 		return toxic("latency", fmt.Sprintf(`"latency": %d, "jitter": 50`, f.seconds(0.05, 1).Milliseconds()), f.Target%3 > 0, f.seconds(2, 5))
 	case faultHalf: // one direction, or both, swallows everything, and nobody is told
