@@ -41,6 +41,7 @@ var goAdapters = map[string]func(*pgxpool.Pool) (adapter, error){
 	"River":   newRiver,
 	"by hand": newHand,
 	"asynq":   newAsynq,
+	"DBOS":    newDBOS,
 }
 
 //go:embed node
@@ -60,6 +61,12 @@ const rescued = "its documentation says that a job which still works when it is 
 
 // idempotent is what most queues ask of their users.
 const idempotent = "its documentation asks for handlers that may run more than once"
+
+// What DBOS's documentation says of workflows, their errors and their recovery.
+const (
+	ended     = "a workflow that returns an error has ended: its steps are tried again, it is not"
+	conductor = "a process recovers at its start what the process of the same name left; Conductor, which is a service, sees the dead"
+)
 
 const inRedis = "its jobs are in Redis, in no transaction with the application's rows"
 
@@ -129,6 +136,24 @@ func systems() []*system {
 				"slow-but-alive":                          "a job is given to another worker after four hours",
 			},
 		}),
+		{
+			name: "DBOS", ready: moduleVersion("github.com/dbos-inc/dbos-transact-golang"), command: goCommand("DBOS"),
+			how: "a job is a workflow in a queue, a write a transactional step, a call a step; keys are workflow ids, or deduplication ids until done",
+			notes: map[string]string{
+				"other-payload":                           "documented: a second start with the same id returns the first one's handle",
+				"asked-after-a-cancel":                    "the id is that of the cancelled workflow, which `ResumeWorkflow` starts again",
+				"cancel-crosses-the-end":                  "documented: a cancelled workflow ends before its next step, and keeps what the steps before did",
+				"fails-after-its-call":                    ended,
+				"fails-after-its-write":                   ended,
+				"no-answer-to-a-call":                     ended,
+				"killed-in-a-call-that-nobody-recognises": "its documentation says that a step may run more than once",
+				"wakes-while-another-runs":                conductor,
+				"wakes-when-another-is-done":              conductor,
+				"writes-after-it-woke":                    conductor,
+				"slow-but-alive":                          conductor,
+				"old-worker-in-a-deploy":                  "by its application's version, which the producer names",
+			},
+		},
 		{
 			name: "asynq", ready: moduleVersion("github.com/hibiken/asynq"), command: goCommand("asynq"), redis: true,
 			how: "task ids as keys, which a finished task keeps for its `Retention`",
