@@ -42,6 +42,8 @@ func (a *asynqAdapter) enqueue(ctx context.Context, _ pgx.Tx, jobs []job) (answe
 			return nil, missing("it has no order for one customer's jobs")
 		case j.Limit != "":
 			return nil, missing("it has no limit over several processes")
+		case j.Rate != "":
+			return nil, missing(noRate)
 		case j.Group != "":
 			return nil, missing("it has no jobs that wait for others")
 		}

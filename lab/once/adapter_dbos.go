@@ -61,8 +61,8 @@ func (a *dbosAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answe
 		switch {
 		case j.Lane != "":
 			queue, opts = "lanes", append(opts, dbos.WithEnqueueQueuePartitionKey(j.Lane))
-		case j.Limit != "":
-			queue = "limited"
+		case j.Limit+j.Rate != "":
+			queue = j.Limit + j.Rate
 		case j.Group != "":
 			in.After = answers
 		}
@@ -97,11 +97,8 @@ func (a *dbosAdapter) work(ctx context.Context, c crew, handle func(context.Cont
 	if err != nil {
 		return nil, err
 	}
-	cfg := dbos.Config{AppName: "once", SystemDBPool: a.pool, ApplicationVersion: "1", ExecutorID: name, Logger: quiet}
-	if slices.Contains(c.kinds(), "new") {
-		cfg.ApplicationVersion = "2"
-	}
-	d, err := dbos.NewContext(ctx, cfg)
+	version := map[bool]string{false: "1", true: "2"}[slices.Contains(c.kinds(), "new")]
+	d, err := dbos.NewContext(ctx, dbos.Config{AppName: "once", SystemDBPool: a.pool, ApplicationVersion: version, ExecutorID: name, Logger: quiet})
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +117,10 @@ func (a *dbosAdapter) work(ctx context.Context, c crew, handle func(context.Cont
 	}
 	tick := func(ctx dbos.Context, _ dbos.ScheduledWorkflowInput) (any, error) { return flow(ctx, dbosInput{N: 1}) }
 	dbos.RegisterWorkflow(d, tick, dbos.WithWorkflowName("tick"))
-	queues := map[string]dbos.QueueOption{"lanes": dbos.WithPartitionConcurrency(1), "limited": dbos.WithGlobalConcurrency(2)}
+	queues := map[string]dbos.QueueOption{
+		"lanes": dbos.WithPartitionConcurrency(1), "provider": dbos.WithGlobalConcurrency(2),
+		"messages": dbos.WithRateLimiter(&dbos.RateLimiter{Limit: 4, Period: 3 * time.Second}),
+	}
 	for _, queue := range c.queues() {
 		queues[queue] = dbos.WithWorkerConcurrency(c.AtOnce)
 	}

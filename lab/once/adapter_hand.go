@@ -36,7 +36,7 @@ func (a *handAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answe
 		return answers, err
 	}
 	for _, j := range jobs {
-		if j.Lane != "" || j.Limit != "" || j.Group != "" {
+		if j.Lane+j.Limit+j.Rate+j.Group != "" {
 			return nil, missing("a loop by hand has no order or limit of its own")
 		}
 		var key *string

@@ -48,13 +48,16 @@ func (a *onceqAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 	for i, j := range jobs {
 		many[i] = onceq.Job{
 			Kind: j.kind(), Payload: onceqPayload{j.N}, Queue: j.Queue, Key: j.Key, Delay: time.Duration(j.Delay) * time.Millisecond,
-			MaxAttempts: j.Attempts, Lane: j.Lane, Limit: j.Limit,
+			MaxAttempts: j.Attempts, Lane: j.Lane, Limit: j.Limit + j.Rate,
 		}
 		if j.Key != "" {
 			many[i].Window = map[life]time.Duration{untilDone: onceq.UntilStarted, aDay: 24 * time.Hour, forEver: onceq.Forever}[j.Life]
 		}
-		if j.Limit != "" {
-			if err := a.q.SetLimit(ctx, db, j.Limit, onceq.Limit{AtOnce: 2}); err != nil {
+		for name, limit := range map[string]onceq.Limit{j.Limit: {AtOnce: 2}, j.Rate: {Max: 4, Per: 3 * time.Second}} {
+			if name == "" {
+				continue
+			}
+			if err := a.q.SetLimit(ctx, db, name, limit); err != nil {
 				return nil, err
 			}
 		}

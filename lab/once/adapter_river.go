@@ -52,6 +52,8 @@ func (a *riverAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 			return nil, missing("sequences are in River Pro, which is paid")
 		case j.Limit != "":
 			return nil, missing("limits over several processes are in River Pro, which is paid")
+		case j.Rate != "":
+			return nil, missing(noRate)
 		case j.Group != "":
 			return nil, missing("workflows are in River Pro, which is paid")
 		}
@@ -93,8 +95,7 @@ func (a *riverAdapter) work(ctx context.Context, c crew, handle func(context.Con
 	cfg := &river.Config{
 		Logger: quiet, Workers: river.NewWorkers(), Queues: make(map[string]river.QueueConfig),
 		SoftStopTimeout: time.Duration(c.StopWithin) * time.Millisecond,
-		// A key is taken while its row is there.
-		CompletedJobRetentionPeriod: -1, CancelledJobRetentionPeriod: -1, DiscardedJobRetentionPeriod: -1,
+		CompletedJobRetentionPeriod: -1, CancelledJobRetentionPeriod: -1, DiscardedJobRetentionPeriod: -1, // a key is taken while its row is there
 	}
 	for _, name := range c.queues() {
 		cfg.Queues[name] = river.QueueConfig{MaxWorkers: c.AtOnce}

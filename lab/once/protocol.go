@@ -14,6 +14,7 @@ type job struct {
 	Attempts int    `json:"attempts,omitempty"` // at most so many; 0: the system's default
 	Lane     string `json:"lane,omitempty"`     // at most one job of a lane at once
 	Limit    string `json:"limit,omitempty"`    // at most two jobs of a limit at once
+	Rate     string `json:"rate,omitempty"`     // at most four jobs of a rate start within three seconds
 	Group    string `json:"group,omitempty"`    // the last job of a call with a group runs when the others are finished
 }
 

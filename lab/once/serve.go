@@ -46,6 +46,9 @@ type missing string
 
 func (m missing) Error() string { return string(m) }
 
+// noRate is what most systems have of Job.Rate.
+const noRate = "it has no rate over several processes"
+
 // insertRow is the application's write.
 const insertRow = "insert into app_rows (n) values ($1)"
 

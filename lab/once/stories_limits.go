@@ -29,6 +29,29 @@ var limitStories = []*story{
 		},
 	},
 	{
+		name:     "rate-after-kills",
+		happens:  "At most four messages are sent within three seconds, in all processes. Three processes come, send four, and are killed.",
+		question: "starts within two seconds and a half, over four", right: 0,
+		play: func(s *stage) int {
+			p := s.process()
+			for n := 1; n <= 12; n++ {
+				p.enqueue("", job{N: n, Rate: "messages"})
+			}
+			for range 3 {
+				p.work(crew{})
+				for range 4 {
+					if a := p.run(patience); a != nil {
+						writes(a)
+					}
+				}
+				p.kill()
+				p = s.process()
+				p.silence()
+			}
+			return max(0, s.most(2500*time.Millisecond)-4)
+		},
+	},
+	{
 		name:     "member-of-a-group-dies",
 		happens:  "A job runs when two others are finished, of which one is dead.",
 		question: "jobs that neither run nor end", right: 0,
@@ -45,6 +68,22 @@ var limitStories = []*story{
 			})
 		},
 	},
+}
+
+// most is the most handlers that started within a time.
+func (s *stage) most(within time.Duration) (most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, first := range s.starts {
+		n := 0
+		for _, a := range s.starts {
+			if !a.at.Before(first.at) && a.at.Sub(first.at) < within {
+				n++
+			}
+		}
+		most = max(most, n)
+	}
+	return most
 }
 
 // atMost kills the worker that has the first jobs, lets another one do all, and counts how many run at once.

@@ -10,7 +10,7 @@ const queue = (name) => {
   if (!open.has(name)) open.set(name, new Queue(name, { connection }))
   return open.get(name)
 }
-const names = ['default', 'moved', 'limited']
+const names = ['default', 'moved', 'limited', 'rated']
 
 function optionsOf(j) {
   const opts = { attempts: j.attempts || 25, backoff: 50 }
@@ -39,13 +39,13 @@ serve({
       })
       return [{ id: job.id }]
     }
-    const name = last.limit ? 'limited' : last.queue || 'default'
+    const name = last.limit ? 'limited' : last.rate ? 'rated' : last.queue || 'default'
     if (last.limit) await queue(name).setGlobalConcurrency(2)
     const added = await queue(name).addBulk(jobs.map((j) => ({ name: j.kind || 'work', data: { n: j.n }, opts: optionsOf(j) })))
     return added.map((job) => ({ id: job.id }))
   },
   async work(crew, handle) {
-    const workers = [...crew.queues, 'limited'].map(
+    const workers = [...crew.queues, 'limited', 'rated'].map(
       (name) =>
         new Worker(
           name,
@@ -58,7 +58,8 @@ serve({
               call: (what, fn) => fn(`bullmq-${job.id}-${what}`),
             })
           },
-          { connection: connection.duplicate(), concurrency: crew.at_once, lockDuration: 10_000, stalledInterval: 5_000 },
+          { connection: connection.duplicate(), concurrency: crew.at_once, lockDuration: 10_000, stalledInterval: 5_000,
+            ...(name === 'rated' && { limiter: { max: 4, duration: 3_000 } }) },
         ),
     )
     if (crew.every && !(await queue('default').getJobScheduler('tick'))) await queue('default').upsertJobScheduler('tick', { pattern: `*/${crew.every} * * * * *` }, { name: 'work', data: { n: 1 } })

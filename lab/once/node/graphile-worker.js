@@ -1,7 +1,7 @@
 // graphile-worker with job keys and, for one customer's jobs, named queues.
 
 import { run, runMigrations, Logger } from 'graphile-worker'
-import { serve, pool, url, insertRow, Missing } from './serve.js'
+import { serve, pool, url, insertRow, noRate, Missing } from './serve.js'
 
 const logger = new Logger(() => () => {})
 
@@ -11,6 +11,7 @@ serve({
     const specs = jobs.map((j) => {
       if (j.queue) throw new Missing('it has no queues among which a worker chooses')
       if (j.limit) throw new Missing('it has no limit over several processes')
+      if (j.rate) throw new Missing(noRate)
       if (j.group) throw new Missing('it has no jobs that wait for others')
       return {
         identifier: j.kind || 'work',

@@ -2,7 +2,7 @@
 
 import { createHash } from 'node:crypto'
 import { PgBoss } from 'pg-boss'
-import { serve, pool, url, insertRow, Missing } from './serve.js'
+import { serve, pool, url, insertRow, noRate, Missing } from './serve.js'
 
 const boss = new PgBoss({ connectionString: url, superviseIntervalSeconds: 3600, max: 10 })
 boss.on('error', () => {})
@@ -44,6 +44,7 @@ serve({
   async enqueue(jobs, tx) {
     await start()
     const options = tx ? { db: db(tx) } : {}
+    if (jobs.at(-1).rate) throw new Missing(noRate)
     if (jobs.at(-1).group) {
       const refs = jobs.map((j, i) => ({ ref: `r${i}`, name: 'work', data: { n: j.n }, options: { retryLimit: (j.attempts || 3) - 1 } }))
       refs.at(-1).dependsOn = refs.slice(0, -1).map((r) => r.ref)

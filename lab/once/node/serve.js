@@ -8,6 +8,9 @@ export const insertRow = 'insert into app_rows (n) values ($1)'
 export const pool = new pg.Pool({ connectionString: url, max: 10 })
 pool.on('error', () => {})
 
+// noRate is what most systems have of a job's rate.
+export const noRate = 'it has no rate over several processes'
+
 // Missing says that a system has no such thing, in a sentence for the table.
 export class Missing extends Error {}
 
