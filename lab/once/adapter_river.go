@@ -94,7 +94,7 @@ func (a *riverAdapter) enqueue(ctx context.Context, tx pgx.Tx, jobs []job) (answ
 func (a *riverAdapter) work(ctx context.Context, c crew, handle func(context.Context, *run) error) (func(context.Context) error, error) {
 	cfg := &river.Config{
 		Logger: quiet, Workers: river.NewWorkers(), Queues: make(map[string]river.QueueConfig),
-		SoftStopTimeout: time.Duration(c.StopWithin) * time.Millisecond,
+		SoftStopTimeout:             time.Duration(c.StopWithin) * time.Millisecond,
 		CompletedJobRetentionPeriod: -1, CancelledJobRetentionPeriod: -1, DiscardedJobRetentionPeriod: -1, // a key is taken while its row is there
 	}
 	for _, name := range c.queues() {

@@ -163,7 +163,7 @@ func madeFrom(dir fs.FS) (string, error) {
 		return "", err
 	}
 	for line := range strings.Lines(string(versions)) {
-		if strings.Contains(line, "/river ") || strings.Contains(line, "/asynq ") {
+		if strings.Contains(line, "/river ") || strings.Contains(line, "/asynq ") || strings.Contains(line, "/dbos-transact-golang ") {
 			_, _ = sum.Write([]byte(line))
 		}
 	}
