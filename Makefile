@@ -97,8 +97,8 @@ mutate: ## breaks the code one line at a time and shows which test fails
 pictures: ## the pictures of docs/run/web.md, taken in a browser
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
-	dir=$$(mktemp -d) && (cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run EveryPage . -args -pictures "$$dir") && \
-	install -m 644 "$$dir/overview.png" "$$dir/effects.png" "$$dir/job-held-dark.png" "$$dir/jobs-phone.png" "$$dir/lanes.png" onceqweb/pictures/; rm -rf "$$dir"
+	dir=$$(mktemp -d) && (cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run 'EveryPage|Terminal' . -args -pictures "$$dir") && \
+	install -m 644 "$$dir/overview.png" "$$dir/effects.png" "$$dir/job-held-dark.png" "$$dir/jobs-phone.png" "$$dir/lanes.png" "$$dir/terminal.png" onceqweb/pictures/; rm -rf "$$dir"
 
 # What each page costs over so many jobs, for docs/run/web.md. It takes minutes and a kilobyte of memory for each job.
 SIZE = 1000000
