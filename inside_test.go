@@ -295,6 +295,9 @@ func indexScansOnly(node any) error {
 				break // as above; the third has only rows that are looked for
 			}
 			cond, _ := node["Index Cond"].(string)
+			if filter, _ := node["Filter"].(string); strings.Contains(cond+filter, "= ANY (NULL") { // which implies the condition of any index
+				return fmt.Errorf("%v for no rows at all, of which the planner may read all instead", node["Index Name"])
+			}
 			if node["Index Name"] == "job_fences_pkey" && strings.Contains(cond, "(key >= ") && strings.Contains(cond, "(key < ") {
 				break // the effects of a job
 			}

@@ -551,7 +551,7 @@ begin
          select id, queue from {{.schema}}.jobs
           where id = u.id and claims = u.claims and leased_until is null and run_at > now and (lane is null or right(lane, 2) <> chr(31) || '@')
             for update) j;
-  update {{.schema}}.jobs set run_at = now where id = any (hurry); -- null: of an empty array the planner may read all of an index
+  if hurry is not null then update {{.schema}}.jobs set run_at = now where id = any (hurry); end if; -- with null the planner may read all of an index
 
   -- In a lane that others may overtake in, and for a limit.
   select array_agg(w.id), array_agg(w.lane), array_agg(w.queue) into hurry, lines, more

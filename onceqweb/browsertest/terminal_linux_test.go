@@ -42,6 +42,9 @@ func TestBrowser_Terminal(t *testing.T) {
 	// What it says of the settings of a test's server is not for the picture, and so it is not all.
 	shown := regexp.MustCompile(`(?m)^[^\n]*setting: .*\n.*\n|^\d+ things need attention.*\n`).ReplaceAllString(string(out), "")
 	require.NotEqual(t, string(out), shown)
+	for _, says := range []string{`queue "mail" has dead jobs: 3`, "onceq jobs list --state dead --queue mail", "220ms"} {
+		require.Contains(t, shown, says)
+	}
 	classes := map[string]string{"1": "bold", "2": "faint", "31": "red", "32": "green", "33": "yellow"}
 	text := regexp.MustCompile(`\x1b\[[0-9]+m`).ReplaceAllStringFunc(html.EscapeString(shown), func(code string) string {
 		if class := classes[code[2:len(code)-1]]; class != "" {
