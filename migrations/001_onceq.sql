@@ -1595,30 +1595,28 @@ declare
   lives bigint[];
   dues  timestamptz[]; -- null: the time stays
   leave bigint[]; -- those that leave their keys
-  asked bigint[]; -- the jobs of which they may ask that
   calls record;
 begin
-  select array_agg(u.n), array_agg(w.lane) into waits, lines
-    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.path <> '' and u.part & 3::smallint > 0 order by u.id) u
-   cross join lateral (
+  select array_agg(u.n) filter (where w.lane is not null), array_agg(w.lane) filter (where w.lane is not null), array_agg(k.id) filter (where k.id is not null) into waits, lines, kept
+    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) order by u.id) u
+    left join lateral (
          select lane from {{.schema}}.job_waits w
-          where id = u.id and scope = u.scope and key = u.key and claims = 0 and (string_to_array(coalesce(path, lane), chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and lane = any (string_to_array(u.path, chr(31)))
+          where u.path <> '' and u.part & 3::smallint > 0 and id = u.id and scope = u.scope and key = u.key and claims = 0
+            and (string_to_array(coalesce(path, lane), chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and lane = any (string_to_array(u.path, chr(31)))
             and (u.part & 1::smallint > 0 or lane = coalesce(nullif(split_part(u.path, chr(31), 1), ''), split_part(u.path, chr(31), 2)))
             and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= w.created_at offset 0)
-            for update of w) w;
-  select array_agg(u.n) into lives
-    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n) where u.n <> all (coalesce(waits, '{}')) and u.part & 3::smallint > 0 order by u.id) u
-   cross join lateral (
-         select from {{.schema}}.jobs j
-          where id = u.id and scope = u.scope and key = u.key and claims = 0 and leased_until is null
+            for update of w) w on true
+    left join lateral (select id from {{.schema}}.job_waits where id = u.id and u.part & 4::smallint > 0 and w.lane is null for share) k on true;
+  select array_agg(u.n) filter (where j.id is not null), kept || array_agg(k.id) filter (where k.id is not null) into lives, kept
+    from (select * from unnest(ids, scopes, keys, parts, paths) with ordinality as u(id, scope, key, part, path, n)
+           where u.n <> all (coalesce(waits, '{}')) and u.id <> all (coalesce(kept, '{}')) order by u.id) u
+    left join lateral (
+         select id from {{.schema}}.jobs j
+          where u.part & 3::smallint > 0 and id = u.id and scope = u.scope and key = u.key and claims = 0 and leased_until is null
             and case when u.path = '' then lane is null else (string_to_array(lane, chr(31)))[:2] = (string_to_array(u.path, chr(31)))[:2] and u.part & 1::smallint > 0 end
             and not exists (select from {{.schema}}.job_cancels x where x.job_id = u.id and x.requested_at >= j.created_at offset 0)
-            for update of j) j;
-  asked := array(select u.id from unnest(ids, parts) as u(id, part) where u.part & 4::smallint > 0 order by u.id);
-  select array_agg(w.id) into kept
-    from unnest(asked) as u(id) cross join lateral (select id from {{.schema}}.job_waits where id = u.id for share) w;
-  select kept || array_agg(j.id) into kept
-    from unnest(asked) as u(id) cross join lateral (select id from {{.schema}}.jobs where id = u.id and id <> all (coalesce(kept, '{}')) and leased_until is null for share) j;
+            for update of j) j on true
+    left join lateral (select id from {{.schema}}.jobs where id = u.id and u.part & 4::smallint > 0 and j.id is null and leased_until is null for share) k on true;
   select array_agg(u.n) filter (where u.change), array_agg(u.n) filter (where not u.change) into ns, leave
     from (select *, n = any (coalesce(waits || lives, '{}')) as change
             from unnest(ids, scopes, keys, parts, marks) with ordinality as u(id, scope, key, part, mark, n) order by scope, key) u

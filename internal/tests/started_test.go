@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -407,4 +408,38 @@ func TestUntilStarted_IsForJobs(t *testing.T) {
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Window: onceq.UntilStarted})
 	require.ErrorAs(t, err, &bad)
 	require.Equal(t, "Window", bad.Field)
+}
+
+// Some change jobs, and others ask for them after their commit. All lock the jobs in one order, whatever they want of each.
+func TestUntilStarted_BesideReplaceLocksInOneOrder(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	job := func(key string, payload int) onceq.Job { return onceq.Job{Kind: "index", Key: key, Payload: payload} }
+	after, changed := job("x", 1), job("x", 2)
+	after.Window, changed.Replace = onceq.UntilStarted, onceq.ReplacePayload
+	of := func(j onceq.Job, key string) onceq.Job { j.Key = key; return j }
+	var ids []int64
+	for _, key := range []string{"x", "y", "z"} {
+		ids = append(ids, add(t, db, job(key, 1)))
+	}
+	stranger, one, two := begin(t, db), begin(t, db), begin(t, db)
+	must[pgconn.CommandTag](t)(stranger.Exec(ctx, `select from onceq.jobs where id = $1 for update`, ids[2]))
+	ended := make(chan error, 2)
+	enqueue := func(tx pgx.Tx, jobs ...onceq.Job) {
+		go func() {
+			_, err := db.Queue.EnqueueMany(ctx, tx, jobs)
+			ended <- errors.Join(err, tx.Commit(ctx))
+		}()
+	}
+	waits := func(n int) string {
+		return fmt.Sprintf(`%d = (select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`, n)
+	}
+	enqueue(one, changed, of(after, "y"), of(changed, "z"))
+	until(t, db, waits(1))
+	enqueue(two, after, of(changed, "y"), of(changed, "z"))
+	until(t, db, waits(2))
+	commit(t, stranger)
+	require.NoError(t, receive(t, ended))
+	require.NoError(t, receive(t, ended))
 }
