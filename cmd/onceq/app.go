@@ -412,11 +412,26 @@ func (a *app) limited(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, a.timeout)
 }
 
+// exactly names the table that is missing, where an error takes it for all of them.
+func (a *app) exactly(err error) error {
+	var schema *onceq.SchemaError
+	if a.q == nil || !errors.As(err, &schema) || schema.Found > 0 {
+		return err
+	}
+	ctx, cancel := a.limited(context.Background())
+	defer cancel()
+	if now := a.intact(ctx); errors.As(now, new(*missingTables)) {
+		return now
+	}
+	return err
+}
+
 // report prints an error and returns the exit code.
 func (a *app) report(err error) int {
 	if err == nil {
 		return 0
 	}
+	err = a.exactly(err)
 	code, advice := a.code(err)
 	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "onceq: "), "onceqcron: ")
 	var schema *onceq.SchemaError
@@ -436,7 +451,7 @@ func (a *app) report(err error) int {
 		_ = writeJSON(a.errOut, map[string]any{"error": text, "code": codeNames[code]}, "")
 		return code
 	}
-	a.remark("onceq: %s\n", under(text, 2))
+	a.remark("onceq: %s\n", a.wrapped(a.errOut, text, 7))
 	return code
 }
 
@@ -444,12 +459,15 @@ func (a *app) report(err error) int {
 func (a *app) code(err error) (code int, advice string) {
 	var e *exit
 	var schema *onceq.SchemaError
+	var gone *missingTables
 	var invalid *onceq.InvalidError
 	var owner *onceqcron.OwnerError
 	var connErr *pgconn.ConnectError
 	switch {
 	case errors.As(err, &e):
 		return e.code, ""
+	case errors.As(err, &gone):
+		return codeSchema, capital(gone.advice()) + "."
 	case errors.As(err, &schema):
 		if schema.Found < schema.Want {
 			return codeSchema, "To create or update them: onceq migrate up. If they are in another schema, name it with --schema."

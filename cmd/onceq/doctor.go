@@ -93,9 +93,9 @@ func (a *app) tell(found []finding, level string, all bool) {
 			} else if fine++; !all {
 				continue
 			}
-			a.say("%s  %s: %s\n", a.colored(stateColors[l], fmt.Sprintf("%-7s", l)), f.What, under(f.Detail, 9))
+			a.say("%s  %s\n", a.colored(stateColors[l], fmt.Sprintf("%-7s", l)), a.wrapped(a.out, f.What+": "+f.Detail, 9))
 			if f.Advice != "" {
-				a.say("         %s\n", f.Advice)
+				a.say("         %s\n", a.wrapped(a.out, f.Advice, 9))
 			}
 		}
 		attention = attention && l != level
@@ -116,8 +116,9 @@ func (a *app) tell(found []finding, level string, all bool) {
 
 // examination is one call of doctor.
 type examination struct {
-	a     *app
-	found []finding
+	a       *app
+	found   []finding
+	missing bool // some of the tables
 }
 
 func (x *examination) add(level, what, detail, advice string) {
@@ -151,6 +152,7 @@ func (x *examination) run(ctx context.Context) error {
 		case err == nil:
 		case errors.Is(err, errNoTables):
 			return nil // nothing else can be looked at
+		case state(err) == "42P01" && x.missing: // it is named
 		case ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || state(err) == "57014" || state(err) == "55P03"):
 			x.add("bad", "unanswered", fmt.Sprintf("the question about %s had no answer within %v", q.about, limit),
 				"if a lock is named above, end what has it; otherwise the server is slow: look at its load, or give more time with --timeout")
@@ -282,9 +284,14 @@ select a.pid, coalesce(a.application_name, ''), extract(epoch from statement_tim
 var indexes = []string{"jobs_claim", "jobs_pkey", "job_fences_pkey", "job_history_pkey", "job_history_state", "job_history_keep"}
 
 func (x *examination) tables(ctx context.Context) error {
-	err := x.a.q.Check(ctx)
+	err := x.a.intact(ctx)
 	var schema *onceq.SchemaError
+	var gone *missingTables
 	switch {
+	case errors.As(err, &gone):
+		x.missing = true
+		x.add("bad", "tables", gone.Error(), gone.advice())
+		return nil
 	case errors.As(err, &schema):
 		advice := "onceq migrate up"
 		if schema.Found > schema.Want {

@@ -278,7 +278,7 @@ func (a *app) show(s shown, now time.Time, short bool) {
 		}
 	}
 	for _, e := range s.Errors {
-		line("error", "attempt %d, %s: %s", e.Attempt, stamp(e.At), under(e.Error, 12))
+		line("error", "%s", a.wrapped(a.out, fmt.Sprintf("attempt %d, %s: %s", e.Attempt, stamp(e.At), e.Error), 12))
 	}
 	for _, e := range s.Effects {
 		detail := ""
@@ -380,12 +380,12 @@ func (a *app) explainCommand() *cobra.Command {
 			}
 			first := e
 			first.Reasons = e.Reasons[:1]
-			a.say("%s\n", first)
+			a.say("%s\n", a.wrapped(a.out, first.String(), 2))
 			for _, r := range e.Reasons[1:] {
-				a.say("and then: %s\n", r)
+				a.say("%s\n", a.wrapped(a.out, "and then: "+r.String(), 2))
 			}
 			if p := e.Job.Progress; p != nil && p.Note != "" {
-				a.say("its handler's note: %s\n", p.Note)
+				a.say("%s\n", a.wrapped(a.out, "its handler's note: "+p.Note, 2))
 			}
 			return nil
 		},

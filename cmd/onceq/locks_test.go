@@ -221,6 +221,31 @@ func TestDoctor_RowsThatAreMissing(t *testing.T) {
 	fine(t, db.URL, "check")
 }
 
+// One table is gone: whoever needs it says which, and what to do, and doctor looks at the others all the same.
+func TestDoctor_ATableThatIsMissing(t *testing.T) {
+	t.Parallel()
+	for table, asks := range map[string][]string{
+		"actions": {"actions"}, "queues": {"queues"}, "job_waits": {"jobs", "list"}, "schedules": {"schedules", "list"}, "meta": {"queues"},
+	} {
+		db := queuetest.New(t, schema(), queuetest.NoCheck())
+		require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "mail", "why"))
+		_, err := db.Pool.Exec(t.Context(), `drop table onceq.`+table+` cascade`)
+		require.NoError(t, err)
+		for _, args := range [][]string{asks, {"check"}} {
+			a := do(t, db.URL, args...)
+			require.Equal(t, codeSchema, a.code, "%v: %s%s", args, a.out, a.err)
+			require.Contains(t, a.err, `table `+table+` of schema "onceq" is missing`)
+			require.Contains(t, a.err, "restore it from a backup")
+			require.NotContains(t, a.err, "no onceq tables")
+		}
+		a := do(t, db.URL, "doctor")
+		require.Equal(t, codeFindings, a.code, "%s: %s%s", table, a.out, a.err)
+		require.Contains(t, a.out, `bad      tables: table `+table+` of schema "onceq" is missing`)
+		require.Contains(t, a.out, "onceq migrate sql says")
+		require.Contains(t, a.out, `paused: queue "mail"`)
+	}
+}
+
 // A limit that no job has may have its name spelt wrong.
 func TestLimitsSet_OfANameThatNobodyUses(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -356,7 +357,7 @@ func (a *app) checkCommand() *cobra.Command {
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			if err := a.q.Check(ctx); err != nil {
+			if err := a.intact(ctx); err != nil {
 				return err
 			}
 			version, err := a.tablesVersion(ctx)
@@ -370,4 +371,56 @@ func (a *app) checkCommand() *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// missingTables are tables that are not there, in a schema that has others of onceq.
+type missingTables struct {
+	schema string
+	names  []string
+}
+
+func (e *missingTables) Error() string {
+	are := "tables %s of schema %q are missing"
+	if len(e.names) == 1 {
+		are = "table %s of schema %q is missing"
+	}
+	return fmt.Sprintf(are, strings.Join(e.names, ", "), e.schema)
+}
+
+func (*missingTables) advice() string {
+	return "somebody has dropped what is missing, and onceq migrate up does not bring it back. Stop producers and workers, and restore it from a backup. " +
+		"Without one, create it empty, with its indexes and rows, as onceq migrate sql says, and grant the rights again: onceq migrate grants"
+}
+
+var creates = regexp.MustCompile(`(?m)^create (?:unlogged )?table \S+\.(\w+) \(`)
+
+// intact is Check, and names tables that are missing while others are there: of these Check looks at some alone, and takes all for missing.
+func (a *app) intact(ctx context.Context) error {
+	err := a.q.Check(ctx)
+	var schema *onceq.SchemaError
+	if err != nil && (!errors.As(err, &schema) || schema.Found > 0) {
+		return err
+	}
+	all, problem := migrations.SQL("onceq")
+	if problem != nil {
+		return problem
+	}
+	var names []string
+	for _, m := range all {
+		for _, found := range creates.FindAllStringSubmatch(m.Up, -1) {
+			names = append(names, found[1])
+		}
+	}
+	const lacking = `
+select coalesce(pg_catalog.array_agg(w.name), '{}') from pg_catalog.unnest($2::text[]) w(name)
+ where not exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1::text and c.relname = w.name)`
+	var missing []string
+	problem = a.pool.QueryRow(ctx, lacking, a.schema, names).Scan(&missing)
+	switch {
+	case problem == nil && len(missing) > 0 && len(missing) < len(names):
+		return &missingTables{a.schema, missing}
+	case err == nil:
+		return problem
+	}
+	return err
 }

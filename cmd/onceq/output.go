@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -57,6 +58,34 @@ func under(text string, indent int) trusted {
 		}
 	}
 	return trusted(strings.Join(lines, "\n"))
+}
+
+// typable finds a command in advice, so far as it can be told from what follows it.
+var typable = regexp.MustCompile(`\bonceq(?: --\S+ (?:'[^']*'|\S+))*(?: [a-z]+){1,2}(?: (?:'[^']*'|[^-\s]\S*))?(?: --\S+ (?:'[^']*'|\S+))*`)
+
+// wrapped is under, with lines that fit a terminal. A command is not broken, so that it can be copied: the half of one is another one.
+func (a *app) wrapped(to io.Writer, text string, indent int) trusted {
+	_, width := terminal(to)
+	if a.wide || width == 0 {
+		return under(text, indent)
+	}
+	const unbroken = "\x00" // a space of a command: clean leaves none in a text
+	var lines []string
+	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+		line = typable.ReplaceAllStringFunc(clean(line), func(c string) string { return strings.ReplaceAll(c, " ", unbroken) })
+		row := ""
+		for i, word := range strings.Split(line, " ") {
+			if i > 0 && utf8.RuneCountInString(row)+1+utf8.RuneCountInString(word) > width-indent {
+				lines, row = append(lines, row), word
+			} else if i > 0 {
+				row += " " + word
+			} else {
+				row = word
+			}
+		}
+		lines = append(lines, row)
+	}
+	return trusted(strings.ReplaceAll(strings.Join(lines, "\n"+strings.Repeat(" ", indent)), unbroken, " "))
 }
 
 // printJSON prints a value for programs. The names in it are stable; later versions may add some.

@@ -172,6 +172,37 @@ func TestTerminalWidth(t *testing.T) {
 	require.Contains(t, s.seen(), "DONE/MIN")
 }
 
+// Words fit a terminal too: a line goes on under where it began, and no command is broken.
+func TestTerminalWidth_OfWords(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 3)
+	lines := func(width uint16, last string, args ...string) []string {
+		s := open(t, width, []string{"NO_COLOR=1"}, db.URL, args...)
+		s.end()
+		s.until(last)
+		return strings.Split(strings.TrimRight(s.seen(), "\r\n"), "\r\n")
+	}
+	whole := lines(60000, "prints them", "doctor")
+	for _, width := range []uint16{60, 80} {
+		narrow := lines(width, "prints them", "doctor")
+		require.Equal(t, strings.Fields(strings.Join(whole, " ")), strings.Fields(strings.Join(narrow, " ")))
+		require.Greater(t, len(narrow), len(whole))
+		for _, line := range narrow[:len(narrow)-1] {
+			require.LessOrEqual(t, utf8.RuneCountInString(line), int(width), line)
+			require.Regexp(t, "^(warning  |bad      |         )[^ ]", line)
+		}
+	}
+	require.Equal(t, whole, lines(60, "prints them", "doctor", "--wide"))
+	require.Contains(t, lines(40, "prints them", "doctor"), "         onceq jobs list --state dead --queue mail;")
+
+	told := lines(60, "(Keep)", "jobs", "explain", "999")
+	require.Greater(t, len(told), 1, told)
+	for _, line := range told[1:] {
+		require.Regexp(t, "^       [^ ]", line)
+	}
+}
+
 // top shows what is there, says when the database is away, goes on when that is back, and leaves the terminal as it was.
 func TestTop(t *testing.T) {
 	t.Parallel()
