@@ -1508,7 +1508,7 @@ func TestWorker_SlotsAndStart(t *testing.T) {
 	require.Equal(t, []onceqops.Busy{{Queue: "hot", Leased: 2, Running: 2, Jobs: first}}, busy)
 	_, err = db.Pool.Exec(t.Context(), `
 insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
-values (date_trunc('minute', statement_timestamp()) - interval '1 minute', 1, 1, 1, 0, 0, 'hot', 'slow', '{1}')`)
+values (date_trunc('minute', statement_timestamp()) - interval '2 minutes', 1, 1, 1, 0, 0, 'hot', 'slow', '{1}')`)
 	require.NoError(t, err)
 
 	s := serve(t, db, onceqweb.Config{})
@@ -1517,7 +1517,7 @@ values (date_trunc('minute', statement_timestamp()) - interval '1 minute', 1, 1,
 	for _, id := range first {
 		require.Contains(t, page, fmt.Sprintf(`<a href="./job?id=%d">%d</a>`, id, id))
 	}
-	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set started_at = date_trunc('minute', statement_timestamp()) - interval '2 minutes'`)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set started_at = date_trunc('minute', statement_timestamp()) - interval '3 minutes'`)
 	require.NoError(t, err)
 	for _, of := range []string{"?range=15m", "queue?name=hot&range=15m", "kind?name=slow&range=15m"} {
 		s := serve(t, db, onceqweb.Config{})

@@ -228,6 +228,58 @@ func TestTimes_AreCheckedAsTheyAreStored(t *testing.T) {
 	}
 }
 
+// Every other time may be the longest that there is: it is stored, waited for and added to another one without running over.
+func TestTimes_TheLongestOnes(t *testing.T) {
+	t.Parallel()
+	const long = time.Duration(math.MaxInt64)
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	var bad *onceq.InvalidError
+	_, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: long})
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, "ReaperConfig.Every", bad.Field)
+
+	ran := make(chan string, 10)
+	kind := func(name string) onceq.Kind[int] {
+		return onceq.Kind[int]{Name: name, Timeout: long, Window: long, Keep: long}
+	}
+	w := start(t, db, onceq.WorkerConfig{ShutdownTimeout: long},
+		kind("plain").Handle(func(ctx context.Context, _ *onceq.Lease, _ int) error { ran <- "plain"; return ctx.Err() }),
+		kind("tx").HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+			_, err := tx.Exec(ctx, `select 1`)
+			ran <- "tx"
+			return err
+		}),
+		kind("sleeps").Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			ran <- "sleeps"
+			return onceq.Sleep(ctx, l, "long", long)
+		}),
+		kind("awaits").Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			ran <- "awaits"
+			ok, err := l.Await(ctx, "scope", "key", long)
+			require.False(t, ok)
+			return err
+		}))
+	names := []string{"plain", "tx", "sleeps", "awaits"}
+	for _, name := range names {
+		job := kind(name).Job(1)
+		job.Key, job.Timeout = name, long
+		_, err := q.Enqueue(ctx, db.Pool, job)
+		require.NoError(t, err)
+	}
+	require.ElementsMatch(t, names, []string{receive(t, ran), receive(t, ran), receive(t, ran), receive(t, ran)})
+	until(t, db, `(select count(*) = 2 and bool_and(leased_until is null) from onceq.jobs)`)
+	require.NoError(t, w.stop())
+	require.Zero(t, w.count(onceq.EventFailed))
+
+	r, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: 24 * time.Hour, Grace: long})
+	require.NoError(t, err)
+	done, err := r.RunOnce(ctx)
+	require.NoError(t, err)
+	require.Zero(t, done.Fences)
+	require.ErrorAs(t, q.SetLimit(ctx, db.Pool, "slow", onceq.Limit{Rate: 1, Per: long}), &bad)
+}
+
 // What says nothing without something else is refused, and what no job of a kind could be enqueued with, where the kind is first seen.
 func TestMistakes_OfAKindAreSaidEarly(t *testing.T) {
 	t.Parallel()

@@ -87,7 +87,18 @@ func TestNames_EveryFunctionIsCalledWithItsSchema(t *testing.T) {
 	dirs, err := filepath.Glob("../*")
 	require.NoError(t, err)
 	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(forTests, filepath.Base(dir)) })
-	for _, dir := range append(dirs, "../..", "../../onceqops", "../../onceqcron", "../../onceqhttp", "../../onceqsql", "../../onceqweb", "../../cmd/onceq", "../../migrations") {
+	for _, literal := range literalsIn(t, append(dirs, append(besides, "../..", "../../onceqops", "../../migrations")...)...) {
+		require.Empty(t, bare(literal.text, functions), literal.name)
+	}
+}
+
+// besides are the packages that have SQL of their own, beside statements.sql and onceqops.sql.
+var besides = []string{"../../onceqcron", "../../onceqhttp", "../../onceqsql", "../../onceqweb", "../../cmd/onceq"}
+
+// literalsIn returns what literals finds in the files of these folders, tests apart, with the file as the name.
+func literalsIn(t *testing.T, dirs ...string) (all []named) {
+	t.Helper()
+	for _, dir := range dirs {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, dir)
@@ -96,10 +107,11 @@ func TestNames_EveryFunctionIsCalledWithItsSchema(t *testing.T) {
 				continue
 			}
 			for _, text := range literals(t, file) {
-				require.Empty(t, bare(text, functions), file)
+				all = append(all, named{file, text})
 			}
 		}
 	}
+	return all
 }
 
 // literals returns the texts of a Go file that look like SQL, and no advice to people.
@@ -124,6 +136,8 @@ var sqlWord = regexp.MustCompile(`\b(select|from|where|set|values|with|case)\b|:
 
 type named struct{ name, text string }
 
+var wholeStatement = regexp.MustCompile(`^(select|with|insert|update|delete)\b`)
+
 // statements returns those of statements.sql and onceqops.sql that are whole.
 func statements(t *testing.T) (all []named) {
 	t.Helper()
@@ -143,7 +157,7 @@ func statementsIn(text string) (all []named) {
 			end = heads[i+1][0]
 		}
 		statement := strings.TrimSuffix(strings.TrimSpace(text[h[1]:end]), ";")
-		if regexp.MustCompile(`^(select|with|insert|update|delete)\b`).MatchString(statement) {
+		if wholeStatement.MatchString(statement) {
 			all = append(all, named{text[h[2]:h[3]], statement})
 		}
 	}
@@ -227,8 +241,14 @@ func TestNames_EveryOperatorIsTheOneOfItsTypes(t *testing.T) {
 		require.Equal(t, want, risks(tree), text)
 	}
 
-	whole := 0
-	for _, s := range statements(t) {
+	all, whole := statements(t), 0
+	for _, literal := range literalsIn(t, besides...) {
+		text := strings.Trim(literal.text, "`\"\n ")
+		if wholeStatement.MatchString(text) {
+			all = append(all, named{literal.name, text})
+		}
+	}
+	for _, s := range all {
 		tree, err := body(s.text)
 		switch sqlstate.Of(err) {
 		case "42601", "42P01": // a part of a statement, or one for Citus alone
@@ -242,7 +262,7 @@ func TestNames_EveryOperatorIsTheOneOfItsTypes(t *testing.T) {
 			require.NotEmpty(t, m[1], "%s: %s finds an operator of two jsonb first", s.name, m[0])
 		}
 	}
-	require.Greater(t, whole, 150)
+	require.Greater(t, whole, 190)
 
 	rows, err = conn.Query(ctx, `
 		select c.relname::text, r.ev_action::text from pg_rewrite r join pg_class c on c.oid = r.ev_class where c.relnamespace = 'onceq'::regnamespace`)
