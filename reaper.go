@@ -16,9 +16,9 @@ import (
 
 // ReaperConfig configures a Reaper. The zero value is a good start.
 type ReaperConfig struct {
-	// Every is the wait between two passes, ±10%: 100 ms to a day. Default one minute. If a pass looks at many rows that stay, the wait is
-	// longer: a hundred times as long as looking took, so that looking takes about one hundredth of one connection's time, or
-	// until a tenth as many keys as the table can hold have come. Removing rows does not lengthen the wait.
+	// Every is the wait between two passes, ±10%: 100 ms to a day. Default one minute. If a pass looks at many rows
+	// that stay, the wait is longer: a hundred times as long as looking took, so that looking takes about one
+	// hundredth of one connection's time, or until a tenth as many keys as the table can hold have come. Removing rows does not lengthen the wait.
 	Every time.Duration
 
 	// Batch is how many rows a statement removes at most. Default 1,000; at most 100,000.
@@ -55,7 +55,7 @@ func NewReaper(q *Queue, cfg ReaperConfig) (*Reaper, error) {
 	switch {
 	case q == nil:
 		return nil, invalid("NewReaper", "needs a queue")
-	case cfg.Every < 100*time.Millisecond || cfg.Every > 24*time.Hour: // it would ask all the time whether a pass is worth it, or never
+	case cfg.Every < 100*time.Millisecond, cfg.Every > 24*time.Hour: // asks all the time, or never, what is to be removed
 		return nil, invalid("ReaperConfig.Every", "is %s; 100ms to a day is possible", cfg.Every)
 	case cfg.Batch < 0 || cfg.Batch > 100_000:
 		return nil, invalid("ReaperConfig.Batch", "is %d; 1 to 100,000 is possible", cfg.Batch)
