@@ -16,10 +16,9 @@ import (
 
 // ReaperConfig configures a Reaper. The zero value is a good start.
 type ReaperConfig struct {
-	// Every is the wait between two passes, ±10%: 100 ms to a day. Default one minute. If a pass looks at many rows
-	// that stay, the wait is longer: a hundred times as long as looking took, so that looking takes about one
-	// hundredth of one connection's time, or until a tenth as many keys as the table can hold have come. Removing rows
-	// does not lengthen the wait.
+	// Every is the wait between two passes, ±10%: 100 ms to a day. Default one minute. When a pass has looked at
+	// many rows that stay, the wait is a hundred times as long as looking took, or until a tenth as many keys as
+	// the table can hold have come. Removing rows does not lengthen it.
 	Every time.Duration
 
 	// Batch is how many rows a statement removes at most. Default 1,000; at most 100,000.
