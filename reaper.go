@@ -55,7 +55,7 @@ func NewReaper(q *Queue, cfg ReaperConfig) (*Reaper, error) {
 	switch {
 	case q == nil:
 		return nil, invalid("NewReaper", "needs a queue")
-	case cfg.Every < 100*time.Millisecond, cfg.Every > 24*time.Hour: // asks all the time, or never, what is to be removed
+	case cfg.Every < 100*time.Millisecond, cfg.Every > 24*time.Hour: // looks all the time, or never
 		return nil, invalid("ReaperConfig.Every", "is %s; 100ms to a day is possible", cfg.Every)
 	case cfg.Batch < 0 || cfg.Batch > 100_000:
 		return nil, invalid("ReaperConfig.Batch", "is %d; 1 to 100,000 is possible", cfg.Batch)
