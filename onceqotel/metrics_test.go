@@ -690,6 +690,7 @@ func TestPrometheus_ScrapeDashboardAndAlerts(t *testing.T) {
 	require.Regexp(t, `(?m)^onceq_limit_capacity\{[^}]*onceq_limit="provider"[^}]*\} 1$`, body)
 	require.Regexp(t, `(?m)^onceq_health_findings\{[^}]*onceq_finding="waiting"[^}]*onceq_severe="true"[^}]*\} [1-9]`, body)
 	require.False(t, strings.Contains(body, "welcome:"), "a key is in it")
+	require.LessOrEqual(t, strings.Count(body, `onceq_kind="welcome"`), 24, "a kind of job to which everything has happened costs more series than it did")
 	for _, m := range series.FindAllStringSubmatch(body, -1) {
 		if strings.HasSuffix(m[1], "_total") && m[3] == "0" {
 			require.Regexp(t, "dead|held|lost|uncertain", m[1], "a series that says nothing")
