@@ -356,7 +356,7 @@ func settleRequests(ctx context.Context, c *child, pool *pgxpool.Pool, patience 
 			break
 		}
 		var all sync.WaitGroup
-		for i := range min(8, len(open)) {
+		for _, i := range rand.Perm(len(open))[:min(16, len(open))] { // no key that takes long keeps others waiting
 			all.Go(func() { r.answer(ctx, open[i]) })
 		}
 		all.Wait()
