@@ -54,20 +54,29 @@ returning id`
 
 // ActionFilter chooses lines of the audit trail. A field with its zero value does not restrict.
 type ActionFilter struct {
-	JobID int64
-	After int64 // the last ID of the previous page; only smaller ones are chosen
-	Limit int   // default 100, at most 1,000
+	Who, What string
+	JobID     int64
+	Since     time.Time // that were written then or later
+	After     int64     // the last ID of the previous page; only smaller ones are chosen
+	Limit     int       // default 100, at most 1,000
 }
 
-// Actions returns a page of the audit trail, the latest line first.
+// Actions returns a page of the audit trail, the latest line first. It may read the whole trail where few
+// lines are chosen, unless they are those of a job.
 func (q *Ops) Actions(ctx context.Context, db onceq.DB, filter ActionFilter) ([]Action, error) {
 	const page = `
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
- where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int`
-	if err := pageSize("ActionFilter.Limit", &filter.Limit, 100); err != nil {
+ where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) and ($4::text = '' or who = $4::text)
+   and ($5::text = '' or what = $5::text) and at >= $6::timestamptz order by id desc limit $2::int`
+	const field = "ActionFilter."
+	since, err := storedTime(field+"Since", filter.Since)
+	err = cmp.Or(err, pageSize(field+"Limit", &filter.Limit, 100), checkText(field+"Who", filter.Who),
+		checkText(field+"What", filter.What))
+	if err != nil {
 		return nil, err
 	}
-	args := []any{cmp.Or(filter.After, math.MaxInt64), filter.Limit, filter.JobID}
+	after := cmp.Or(filter.After, math.MaxInt64)
+	args := []any{after, filter.Limit, filter.JobID, filter.Who, filter.What, since}
 	return readAll(ctx, q, db, pg.Reading, "actions", page, args, func(a *Action, rows pgx.Rows) error {
 		return rows.Scan(&a.ID, &a.At, &a.Who, &a.What, &a.JobID, &a.About, &a.Why, &a.Outcome)
 	})

@@ -354,6 +354,17 @@ func (h *Handler) withMember(ctx context.Context, f onceqops.Filter, member stri
 	}
 }
 
+// since sets from by one of the presets of times, which it returns, unless from is set already.
+func (h *Handler) since(values url.Values, from *time.Time) string {
+	since := values.Get("since")
+	d, err := time.ParseDuration(since)
+	if err != nil || d <= 0 || !from.IsZero() {
+		return ""
+	}
+	*from = h.now().UTC().Truncate(time.Minute).Add(-min(d, 10*365*24*time.Hour))
+	return since
+}
+
 // jobs is the search.
 func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	asked, err := field(r.values, "q")
@@ -379,12 +390,7 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		return &view{To: "./keys?" + url.Values{"key": {asked}, "scope": {f.Scope}}.Encode()}, nil
 	}
-	since := r.values.Get("since")
-	if d, err := time.ParseDuration(since); err == nil && d > 0 && f.CreatedFrom.IsZero() {
-		f.CreatedFrom = h.now().UTC().Truncate(time.Minute).Add(-min(d, 10*365*24*time.Hour))
-	} else {
-		since = ""
-	}
+	since := h.since(r.values, &f.CreatedFrom)
 	member, err := field(r.values, "member")
 	if err != nil {
 		return nil, err
@@ -448,7 +454,7 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 			d.Hidden = append(d.Hidden, [2]string{"within", strconv.FormatInt(j.ID, 10)})
 		}
 	}
-	d.Tabs, d.Times, d.Chips = st.tabs(f, chosen), times(chosen), chips(chosen)
+	d.Tabs, d.Times, d.Chips = st.tabs(f, chosen), times("./jobs?", chosen), chips("./jobs?", chosen)
 	d.Folded = f.Queue+f.Kind+f.Scope+d.From+d.To+member == "" && f.Group == 0
 	for name, values := range filterValues(f) {
 		if name == "ids" { // what is marked has that name
@@ -518,34 +524,34 @@ func (s *state) tabs(f onceqops.Filter, chosen url.Values) (tabs []tab) {
 	return tabs
 }
 
-// times are the presets of when jobs were created.
-func times(chosen url.Values) (tabs []tab) {
+// times are the presets of a search by time.
+func times(path string, chosen url.Values) (tabs []tab) {
 	for _, t := range []tab{{Name: "any time"}, {Name: "15 minutes", To: "15m"}, {Name: "an hour", To: "1h"}, {Name: "a day", To: "24h"}, {Name: "a week", To: "168h"}} {
 		v := maps.Clone(chosen)
 		v.Del("from")
 		if v.Del("since"); t.To != "" {
 			v.Set("since", t.To)
 		}
-		t.Now, t.To = chosen.Get("since") == t.To && chosen.Get("from") == "", "./jobs?"+v.Encode()
+		t.Now, t.To = chosen.Get("since") == t.To && chosen.Get("from") == "", path+v.Encode()
 		tabs = append(tabs, t)
 	}
 	return tabs
 }
 
 // chips are what else is chosen, each with the search without it.
-func chips(chosen url.Values) (all [][2]string) {
-	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids", "member"} {
+func chips(path string, chosen url.Values) (all [][2]string) {
+	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids", "member", "who", "what"} {
 		values := chosen[name]
 		if len(values) == 0 {
 			continue
 		}
 		v := maps.Clone(chosen)
 		v.Del(name)
-		text := map[string]string{"from": "created from", "before": "created before", "member": "with"}[name]
+		text := map[string]string{"from": "from", "before": "created before", "member": "with", "who": "by"}[name]
 		if text = cmp.Or(text, name) + " " + values[0]; name == "ids" {
 			text = atLeast(len(values), false) + " single jobs"
 		}
-		all = append(all, [2]string{text, "./jobs?" + v.Encode()})
+		all = append(all, [2]string{text, path + v.Encode()})
 	}
 	return all
 }
@@ -692,13 +698,13 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		More                             int // how many of them are shown if there are more; else 0
 		Open                             bool
 		Key                              *onceqops.KeyInfo
-		Actions                          []onceqops.Action
+		Actions                          []done
 		Groups                           []int64
 		Waits                            onceq.GroupInfo
 		Cancel, Retry, Redrive, Go, Move bool
 		Queues                           []string // to which it can move
 		Meant                            string   // that of Queues which its own may be meant to be
-	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: v.Actions, Groups: v.Groups, Waits: v.Waits}
+	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: together(v.Actions), Groups: v.Groups, Waits: v.Waits}
 	sum := sum("", false)
 	if v.Found {
 		sum = jobSum(j)
@@ -1080,54 +1086,4 @@ func schedule(h *Handler, ctx context.Context, r *request) (*view, error) {
 		d.Next = "./schedule?" + url.Values{"name": {name}, "before": {d.Ticks[pageSize-1].At.Format(time.RFC3339Nano)}}.Encode()
 	}
 	return &view{Template: "schedule", Title: "Schedule " + name, Data: d}, nil
-}
-
-// audit shows who did what.
-func audit(h *Handler, ctx context.Context, r *request) (*view, error) {
-	after, err := number(r.values, "after")
-	if err != nil {
-		return nil, err
-	}
-	var list []onceqops.Action
-	if err := h.reading(ctx, func() (err error) {
-		list, err = h.ops.Actions(ctx, h.db, onceqops.ActionFilter{After: after, Limit: pageSize})
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	d := struct {
-		Actions []onceqops.Action
-		Next    string
-		After   int64
-	}{Actions: list, After: after}
-	if len(list) == pageSize {
-		d.Next = "./audit?after=" + strconv.FormatInt(list[len(list)-1].ID, 10)
-	}
-	return &view{Template: "audit", Title: "Audit trail", Data: d}, nil
-}
-
-// justNow is for how long the page that follows an action says what was done.
-const justNow = time.Minute
-
-// done is the action whose result a page shows after it: only to those who have just done it, whatever link they have followed.
-func (h *Handler) done(r *request, text string) *onceqops.Action {
-	id, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || id <= 0 || id == 1<<63-1 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.limits.read)
-	defer cancel()
-	var list []onceqops.Action
-	var now time.Time
-	err = h.reading(ctx, func() (err error) {
-		if err = h.db.QueryRow(ctx, `select statement_timestamp()`).Scan(&now); err != nil {
-			return err
-		}
-		list, err = h.ops.Actions(ctx, h.db, onceqops.ActionFilter{After: id + 1, Limit: 1})
-		return err
-	})
-	if err != nil || len(list) == 0 || list[0].ID != id || list[0].Who != r.viewer.Name || now.Sub(list[0].At) > justNow {
-		return nil
-	}
-	return &list[0]
 }

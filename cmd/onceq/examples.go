@@ -26,7 +26,7 @@ onceq keys welcome:42
 onceq keys order:7 --scope charge
 onceq pauses
 onceq pauses --json
-onceq actions
+onceq actions --what discard --since 24h
 onceq actions --job 4711
 onceq check-payloads
 onceq check-payloads --json

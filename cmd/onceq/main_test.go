@@ -569,6 +569,11 @@ func TestMend(t *testing.T) {
 	require.Contains(t, trail, "seen in the log")
 	require.Equal(t, strings.Count(trail, "\n")-1, strings.Count(trail, "ada@test"))
 	require.Contains(t, fine(t, db.URL, "actions", "--job", first), "charge")
+	require.Regexp(t, `(?s)^ID .*cancel.*`, fine(t, db.URL, "actions", "--what", "cancel", "--since", "1h"))
+	require.NotContains(t, fine(t, db.URL, "actions", "--what", "cancel"), "redrive")
+	for _, none := range [][]string{{"--by", "nobody"}, {"--what", "nothing"}, {"--since", "2999-01-01"}} {
+		require.Equal(t, "The audit trail has no such line.\n", fine(t, db.URL, append([]string{"actions"}, none...)...))
+	}
 	require.Contains(t, fine(t, db.URL, "jobs", "show", "3"), "cancel by ada@test")
 	require.Contains(t, fine(t, db.URL, "reap"), "Removed 0 keys")
 }

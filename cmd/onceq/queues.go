@@ -229,6 +229,7 @@ by default the name of its kind; without --scope it is looked up in every scope.
 
 func (a *app) actionsCommand() *cobra.Command {
 	var filter onceqops.ActionFilter
+	var since string
 	cmd := &cobra.Command{
 		Use:   "actions",
 		Short: "Say who did what to jobs, and why: the audit trail",
@@ -239,6 +240,10 @@ func (a *app) actionsCommand() *cobra.Command {
 			}
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
+			var err error
+			if filter.Since, err = a.when(ctx, "--since", since); err != nil {
+				return err
+			}
 			actions, err := a.ops.Actions(ctx, a.pool, filter)
 			if err != nil {
 				return err
@@ -254,10 +259,17 @@ func (a *app) actionsCommand() *cobra.Command {
 				}
 				t.add(x.ID, stamp(x.At), x.Who, x.What, job, x.About, x.Outcome, x.Why)
 			}
-			a.print(t, "The audit trail is empty.")
+			empty := "The audit trail is empty."
+			if filter != (onceqops.ActionFilter{Limit: filter.Limit}) {
+				empty = "The audit trail has no such line."
+			}
+			a.print(t, empty)
 			return nil
 		},
 	}
+	cmd.Flags().StringVar(&filter.Who, "by", "", "only what this person did, as the column WHO has it")
+	cmd.Flags().StringVar(&filter.What, "what", "", "only these, as the column WHAT has them")
+	cmd.Flags().StringVar(&since, "since", "", "only those since a time (2026-01-31T15:04:05Z), or since how long ago (6h)")
 	cmd.Flags().Int64Var(&filter.JobID, "job", 0, "only those about this job")
 	cmd.Flags().IntVarP(&filter.Limit, "limit", "n", 50, "how many, at most 1,000")
 	cmd.Flags().Int64Var(&filter.After, "after", 0, "those before this line: the last ID of the page before")

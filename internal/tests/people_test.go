@@ -188,7 +188,13 @@ func TestActions(t *testing.T) {
 	require.Equal(t, []int64{c, b}, actions(onceqops.ActionFilter{Limit: 2}))
 	require.Equal(t, []int64{a}, actions(onceqops.ActionFilter{After: b}))
 	require.Equal(t, []int64{a}, actions(onceqops.ActionFilter{JobID: 7}))
+	require.Equal(t, []int64{c, b}, actions(onceqops.ActionFilter{Who: "bob"}))
+	require.Equal(t, []int64{b}, actions(onceqops.ActionFilter{Who: "bob", What: "cancel"}))
+	require.Empty(t, actions(onceqops.ActionFilter{Who: "ada", What: "cancel"}))
 	got := must[[]onceqops.Action](t)(onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{JobID: 7}))[0]
+	second := must[[]onceqops.Action](t)(onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{JobID: 8}))[0]
+	require.Equal(t, []int64{c, b}, actions(onceqops.ActionFilter{Since: second.At}))
+	require.Equal(t, []int64{c}, actions(onceqops.ActionFilter{Since: second.At.Add(time.Microsecond)}))
 	require.False(t, got.At.IsZero())
 	full.ID, full.At = got.ID, got.At
 	require.Equal(t, full, got)
@@ -206,6 +212,8 @@ func TestActions(t *testing.T) {
 		_, err := onceqops.New(q).RecordAction(ctx, db.Pool, a)
 		require.ErrorAs(t, err, &bad, "%+v", a)
 	}
-	_, err = onceqops.New(q).Actions(ctx, db.Pool, onceqops.ActionFilter{Limit: 1001})
-	require.ErrorAs(t, err, &bad)
+	for _, f := range []onceqops.ActionFilter{{Limit: 1001}, {Who: "\x00"}, {What: "\xff"}} {
+		_, err = onceqops.New(q).Actions(ctx, db.Pool, f)
+		require.ErrorAs(t, err, &bad, "%+v", f)
+	}
 }

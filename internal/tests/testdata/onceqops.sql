@@ -2,7 +2,8 @@
 
 -- audit.go: Actions.page
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
- where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) order by id desc limit $2::int;
+ where id < $1::bigint and ($3::bigint = 0 or job_id = $3::bigint) and ($4::text = '' or who = $4::text)
+   and ($5::text = '' or what = $5::text) and at >= $6::timestamptz order by id desc limit $2::int;
 
 -- audit.go: RecordAction.insert
 insert into onceq.actions (who, what, job_id, about, why, outcome)
