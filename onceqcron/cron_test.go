@@ -1384,6 +1384,43 @@ func TestTick_Proven(t *testing.T) {
 	})
 }
 
+// What Get returns, Put writes as it was: a schedule is changed in part. One of the code is not there to be changed.
+func TestGet(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, nightly())
+	require.NoError(t, s.Register(t.Context()))
+	_, err := s.Get(t.Context(), nil, "nightly")
+	require.ErrorIs(t, err, onceqcron.ErrElsewhere)
+	_, err = s.Get(t.Context(), nil, "none")
+	require.ErrorIs(t, err, onceqcron.ErrNotFound)
+	_, err = s.Get(t.Context(), nil, "\x00")
+	require.ErrorIs(t, err, onceqcron.ErrNotFound)
+
+	one := onceqcron.Schedule{Name: "n", Spec: "@every 90m", Missed: onceqcron.All(7), Job: onceq.Job{
+		Kind: "report", Queue: "reports", Key: "k", Scope: "tenant", Delay: time.Minute, Priority: onceq.PriorityLow, MaxAttempts: 3, Limit: "provider", Weight: 2,
+		Metadata: map[string]string{"trace": "abc"}, Payload: map[string]any{"amount": 1.5},
+	}}
+	require.NoError(t, s.Put(t.Context(), nil, one))
+	read := func() (job string, updated time.Time) {
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select job::text, updated_at from onceq.schedules where name = 'n'`).Scan(&job, &updated))
+		return job, updated
+	}
+	job, written := read()
+	got, err := s.Get(t.Context(), nil, "n")
+	require.NoError(t, err)
+	require.Equal(t, []any{one.Spec, "UTC", one.Missed, one.Job.Metadata}, []any{got.Spec, got.Zone, got.Missed, got.Job.Metadata})
+	require.NoError(t, s.Put(t.Context(), nil, got))
+	same, again := read()
+	require.Equal(t, written, again, "nothing has changed")
+	require.Equal(t, job, same)
+	got.Spec, got.Zone = "0 2 * * *", "Europe/Berlin"
+	require.NoError(t, s.Put(t.Context(), nil, got))
+	same, again = read()
+	require.True(t, again.After(written))
+	require.Equal(t, job, same)
+}
+
 // Without tables every call says so, as those of the root package do.
 func TestNoTables(t *testing.T) {
 	t.Parallel()
@@ -1398,6 +1435,7 @@ func TestNoTables(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Register":      func() error { return s.Register(ctx) },
 		"Put":           func() error { return s.Put(ctx, nil, other) },
+		"Get":           func() error { _, err := s.Get(ctx, nil, "nightly"); return err },
 		"Remove":        func() error { return s.Remove(ctx, nil, "nightly") },
 		"Prune":         func() error { _, err := s.Prune(ctx); return err },
 		"Pause":         func() error { return s.Pause(ctx, nil, "nightly") },

@@ -131,6 +131,27 @@ func (s *Scheduler) Put(ctx context.Context, tx pgx.Tx, one Schedule) error {
 	return s.within(ctx, tx, func(tx pgx.Tx) error { return s.put(ctx, tx, &one, &job) })
 }
 
+// Get returns a schedule of the table, as Put takes it: to change a part of it and leave the rest. One of the code is
+// ErrElsewhere. db may be nil.
+func (s *Scheduler) Get(ctx context.Context, db onceq.DB, name string) (Schedule, error) {
+	if db == nil {
+		db = s.pool
+	}
+	r, err := s.read(ctx, db, name, "")
+	if err != nil {
+		return Schedule{}, err
+	}
+	if r.job == nil {
+		return Schedule{}, fmt.Errorf("%w: %q is in the code of %q", ErrElsewhere, name, r.owner)
+	}
+	one, err := s.schedule(name, r)
+	if err != nil {
+		return Schedule{}, err
+	}
+	one.Timetable = nil // of Spec and Zone
+	return *one, nil
+}
+
 // put writes a schedule; job is nil for one of the code.
 func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, one *Schedule, job *string) error {
 	r, made, err := s.lockOrMake(ctx, tx, one, job)

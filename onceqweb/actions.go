@@ -170,6 +170,16 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		return &view{Template: "confirm", Title: title, Data: d}, nil
 	}
+	if d.Do == "remove-schedule" {
+		name, err := field(r.values, "name")
+		if err != nil || name == "" {
+			return nil, bad("a schedule's name is missing")
+		}
+		d.Words, d.Button = fmt.Sprintf("Remove schedule %q.", name), "Remove it"
+		d.Warning = "Its ledger is deleted with it. Jobs that it has enqueued stay."
+		d.Hidden, d.Count, d.Back = [][2]string{{"name", name}}, 1, "./schedule?"+url.Values{"name": {name}}.Encode()
+		return &view{Template: "confirm", Title: title, Data: d}, nil
+	}
 	if d.Do == "cancel-group" {
 		id, err := number(r.values, "id")
 		if err != nil || id == 0 {
@@ -492,6 +502,15 @@ func (h *Handler) act(w http.ResponseWriter, r *request) {
 		h.fail(w, r, notAllowed)
 		return
 	}
+	if values.Get("do") == "put-schedule" && values.Get("shown") == "" {
+		v, err := h.preview(r.Context(), r, values)
+		if err != nil {
+			h.fail(w, r, err)
+			return
+		}
+		h.render(w, r, v)
+		return
+	}
 	a, err := readAction(r.viewer, values)
 	if errors.Is(err, errResult) {
 		h.render(w, r, again(values, err))
@@ -665,7 +684,8 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 		if a.until.IsZero() {
 			return nil, bad("this form lacks what was counted; begin with the schedule's page")
 		}
-	case "fire", "pause", "resume":
+	case "fire", "pause", "resume", "put-schedule", "remove-schedule":
+		why = strings.HasSuffix(a.What, "-schedule")
 		if a.About, err = field(values, "name"); err != nil || a.About == "" {
 			return nil, bad("a schedule's name is missing")
 		}
@@ -689,6 +709,18 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 	return a, nil
 }
 
+// within runs fn in a transaction. Should this process freeze in it, the server ends it.
+func (h *Handler) within(ctx context.Context, fn func(pgx.Tx) error) error {
+	const limits = `
+select pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '3s', true), pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`
+	return pgx.BeginTxFunc(ctx, h.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, limits); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
 // do does it, writes the audit trail, and returns where to go from there.
 func (h *Handler) do(ctx context.Context, a *asked) (to string, err error) {
 	if strings.HasSuffix(a.What, "-many") || a.What == "cancel-group" {
@@ -696,13 +728,8 @@ func (h *Handler) do(ctx context.Context, a *asked) (to string, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.limits.act)
 	defer cancel()
-	// The action and its line in the audit trail happen together. Should this process freeze in between, the server ends it.
-	const limits = `
-select pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '3s', true), pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`
-	err = pgx.BeginTxFunc(ctx, h.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) (err error) {
-		if _, err = tx.Exec(ctx, limits); err != nil {
-			return err
-		}
+	// The action and its line in the audit trail happen together.
+	err = h.within(ctx, func(tx pgx.Tx) (err error) {
 		if to, err = h.one(ctx, tx, a); err != nil {
 			return err
 		}
@@ -798,32 +825,7 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 	case "limit", "remove-limit":
 		return "./lanes?", h.limit(ctx, tx, a)
 	}
-	to = "./schedule?name=" + url.QueryEscape(a.About) + "&"
-	switch a.What {
-	case "fire":
-		a.JobID, err = h.cron.Fire(ctx, tx, a.About)
-		if a.Outcome = fmt.Sprintf("job %d is enqueued", a.JobID); errors.Is(err, onceqcron.ErrElsewhere) {
-			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskFire())
-			a.Outcome = elsewhere
-		}
-	case "backfill":
-		var n int
-		_, from, _, _ := readBackfill(a.values) // readAction has checked it
-		n, err = h.cron.Backfill(ctx, tx, a.About, from, a.until)
-		if a.Outcome = fmt.Sprintf("%d jobs are enqueued", n); errors.Is(err, onceqcron.ErrElsewhere) {
-			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskBackfill(from, a.until))
-			a.Outcome = elsewhere
-		}
-	case "pause":
-		a.Outcome, err = "it does not fire until somebody resumes it", h.cron.Pause(ctx, tx, a.About)
-	case "resume":
-		if a.Outcome, err = "it fires from its next time on", h.cron.Resume(ctx, tx, a.About); errors.Is(err, onceqcron.ErrElsewhere) {
-			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskResume())
-			a.Outcome = elsewhere
-		}
-	}
-	a.About = "schedule " + strconv.Quote(a.About)
-	return to, err
+	return h.onSchedule(ctx, tx, a)
 }
 
 // pause pauses or resumes a queue or a kind.

@@ -46,7 +46,7 @@ func TestAudit_OneRowForMany(t *testing.T) {
 	rows := s.rows("audit")
 	require.Len(t, rows, 3)
 	require.Regexp(t, "ada redrive-many dead jobs mended It began. How it ended is not recorded", rows[0])
-	require.Regexp(t, "ada redrive-many dead jobs mended 7 run again after .*s$", rows[1])
+	require.Regexp(t, "ada redrive-many dead jobs mended 7 run again ; it took .*s$", rows[1])
 	require.Regexp(t, "bob redrive-many dead jobs mended It began", rows[2])
 
 	for n := range 60 { // the second line of an action is on the page before that of the first

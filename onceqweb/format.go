@@ -37,6 +37,7 @@ var functions = template.FuncMap{
 	"rate":     perMinute,
 	"took":     took,
 	"plain":    plain,
+	"missed":   missedWords,
 	"p95":      func(c onceqops.Count) string { return took(c.Percentile(95)) },
 }
 

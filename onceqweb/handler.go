@@ -41,6 +41,8 @@ type Viewer struct {
 	Change bool // cancel, discard and move jobs
 	Decide bool // say what happened to effects; set limits; pause and resume queues, kinds, limits and schedules
 	Act    bool // all three
+
+	Schedule bool // create, change and remove schedules of the table, with jobs of any kind and payload; Act does not include it
 }
 
 // may reports whether a viewer may do an action, and known whether there is one of that name, as forms call it.
@@ -53,8 +55,10 @@ func (v Viewer) may(do string) (may, known bool) {
 	case "resolve", "resolve-many", "resolve-key", "limit", "remove-limit", "lane-limit", "remove-lane-limit",
 		"pause", "resume", "pause-queue", "resume-queue", "pause-kind", "resume-kind", "pause-limit", "resume-limit":
 		return v.Decide, true
+	case "put-schedule", "remove-schedule":
+		return v.Schedule, true
 	}
-	return v.Run || v.Change || v.Decide, false
+	return v.Run || v.Change || v.Decide || v.Schedule, false
 }
 
 // Everybody is a Config.Viewer that lets everybody read who reaches the handler, without payloads. Their names are the addresses
@@ -94,7 +98,7 @@ type Config struct {
 	Prefix string
 
 	// Schedules fires and resumes schedules that are in this process's code at once. Default: a worker whose code has them
-	// is asked to.
+	// is asked to. It also creates and changes schedules of the table, of its owner: without it the page does not.
 	Schedules *onceqcron.Scheduler
 
 	// TrustedOrigins may send actions too, as "https://admin.example.com". It is needed if a proxy changes the Host header,

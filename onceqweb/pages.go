@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/onceqcron"
 	"github.com/onceq/onceq/onceqops"
 )
 
@@ -1037,53 +1036,4 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	d.End = r.viewer.Change && (d.Group.Open > 0 || d.Group.Waits)
 	return &view{Template: "group", Title: fmt.Sprintf("Group %d", id), Data: d}, nil
-}
-
-// schedules shows all schedules.
-func schedules(h *Handler, ctx context.Context, _ *request) (*view, error) {
-	list, err := h.schedules.get(ctx, h, struct{}{}, time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
-	if err != nil {
-		return nil, err
-	}
-	return &view{Template: "schedules", Title: "Schedules", Data: list}, nil
-}
-
-// schedule shows a schedule and its ledger.
-func schedule(h *Handler, ctx context.Context, r *request) (*view, error) {
-	name, err := field(r.values, "name")
-	if err != nil {
-		return nil, err
-	}
-	before := h.now().AddDate(1000, 0, 0)
-	if text := r.values.Get("before"); text != "" {
-		if before, err = time.Parse(time.RFC3339Nano, text); err != nil {
-			return nil, bad("before is not a time")
-		}
-	}
-	d := struct {
-		Info  onceqcron.Info
-		Ticks []onceqcron.Done
-		Next  string
-	}{}
-	list, err := h.schedules.get(ctx, h, struct{}{}, time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
-	if err != nil {
-		return nil, err
-	}
-	i := slices.IndexFunc(list, func(i onceqcron.Info) bool { return i.Name == name })
-	if i < 0 {
-		return nil, fmt.Errorf("%w: %q", onceqcron.ErrNotFound, name)
-	}
-	d.Info = list[i]
-	if err = h.reading(ctx, func() (err error) { d.Ticks, err = h.cron.Ticks(ctx, h.db, name, before, pageSize); return err }); err != nil {
-		return nil, err
-	}
-	for i, tick := range d.Ticks {
-		if tick.Outcome == "refused" {
-			d.Ticks[i].Note = h.cfg.Mask("", "error", tick.Note)
-		}
-	}
-	if len(d.Ticks) == pageSize {
-		d.Next = "./schedule?" + url.Values{"name": {name}, "before": {d.Ticks[pageSize-1].At.Format(time.RFC3339Nano)}}.Encode()
-	}
-	return &view{Template: "schedule", Title: "Schedule " + name, Data: d}, nil
 }

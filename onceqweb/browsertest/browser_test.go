@@ -115,7 +115,7 @@ func newDB(t *testing.T) *queuetest.DB {
 }
 
 func onCall(*http.Request) (onceqweb.Viewer, error) {
-	return onceqweb.Viewer{Name: "ada@example.com", Act: true, Payloads: true}, nil
+	return onceqweb.Viewer{Name: "ada@example.com", Act: true, Payloads: true, Schedule: true}, nil
 }
 
 func run(t *testing.T, ctx context.Context, actions ...chromedp.Action) {
@@ -257,6 +257,18 @@ update onceq.jobs set holder = (select id from w) where id = $1`, d.Running.ID, 
 	workers, err := onceqops.New(db.Queue).Workers(t.Context(), db.Pool)
 	require.NoError(t, err)
 	live := workers[slices.IndexFunc(workers, func(w onceqops.WorkerInfo) bool { return !w.Stale && w.ID != trouble.StuckWorker })]
+	for _, a := range []onceqops.Action{
+		{Who: "onceq@db-1", What: "discard", About: `dead jobs, kind "thumbnail", created before 2026-11-01 00:00:00`, Why: "images are gone", Outcome: "begins"},
+		{Who: "bob@example.com", What: "pause-queue", About: `queue "reports"`, Why: "the replica is rebuilt", Outcome: "no worker takes its jobs for 2 h, or until somebody resumes it"},
+		{Who: "ada@example.com", What: "redrive-many", About: `dead jobs, queue "mail"`, Why: "the mailbox is back", Outcome: "begins"},
+		{Who: "ada@example.com", What: "redrive-many", About: `dead jobs, queue "mail"`, Why: "the mailbox is back", Outcome: "412 run again; 3 stay, because a later job has their key"},
+		{Who: "ada@example.com", What: "redrive", JobID: d.Dead[0], Why: "one more try", Outcome: "refused: without the right to it"},
+	} {
+		_, err := onceqops.New(db.Queue).RecordAction(t.Context(), db.Pool, a)
+		require.NoError(t, err)
+	}
+	_, err = db.Pool.Exec(t.Context(), `update onceq.actions set at = at - (7 - id) * interval '11 minutes' where id < 3`)
+	require.NoError(t, err)
 	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules, Title: "billing, production"})
 	ctx, axe := browserFor(t, 2*limit), axeScript(t)
 	for _, p := range []struct{ name, path, text string }{
@@ -275,7 +287,7 @@ update onceq.jobs set holder = (select id from w) where id = $1`, d.Running.ID, 
 		{"group", fmt.Sprintf("group?id=%d", g.Then.ID), "members are unfinished"},
 		{"schedules", "schedules", "nightly report"},
 		{"schedule", "schedule?name=reminders", "back-filled"},
-		{"audit", "audit", "Nobody has done anything"},
+		{"audit", "audit", "It began"},
 		{"queue", "queue?name=mail", "No worker serves it"},
 		{"kind", "kind?name=charge&range=1d", "Its errors"},
 		{"worker", fmt.Sprintf("worker?id=%d", live.ID), "Slots"},
@@ -449,6 +461,35 @@ func TestBrowser_WithoutScript(t *testing.T) {
 	list, err := d.Schedules.List(t.Context(), nil)
 	require.NoError(t, err)
 	require.False(t, list[1].Paused.IsZero())
+}
+
+// A person makes a schedule, and sees when it will be due before it is written, also without script.
+func TestBrowser_Schedules(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules})
+	ctx, axe := browser(t), axeScript(t)
+	form := `form[aria-label="Make a schedule"] `
+	unfold := chromedp.Click(`main details summary`)
+	fill := chromedp.Tasks{
+		chromedp.Navigate(s.base + "schedules"), chromedp.WaitVisible(`main details summary`), unfold, chromedp.WaitVisible(form), chromedp.SendKeys(form+`input[name=name]`, "rates"),
+		chromedp.SendKeys(form+`input[name=spec]`, "30 9 * * MON-FRI"), chromedp.SendKeys(form+`input[name=zone]`, "America/New_York"),
+		chromedp.SendKeys(form+`input[name=kind]`, "fetch"), chromedp.Click(form + `button`), chromedp.WaitVisible(`form[aria-label="Save schedule rates"]`),
+	}
+	for _, w := range []struct {
+		suffix string
+		width  int64
+		scheme string
+	}{{"", 1440, "light"}, {"-phone-dark", 390, "dark"}} {
+		run(t, ctx, size(w.width, 900, w.scheme), fill, shows(" is "), fits(t, "preview"+w.suffix), picture("preview"+w.suffix, float64(w.width), 900),
+			accessible(t, axe, "preview"+w.suffix))
+	}
+	off := chromedp.ActionFunc(func(ctx context.Context) error { return emulation.SetScriptExecutionDisabled(true).Do(ctx) })
+	save := `form[aria-label="Save schedule rates"] `
+	run(t, ctx, off, fill, chromedp.SendKeys(save+`input[name=why]`, "the bank has moved"), chromedp.Click(save+`button`), chromedp.WaitVisible(`main details summary`), unfold, chromedp.WaitVisible(`form[aria-label="Change schedule rates"]`))
+	one, err := d.Schedules.Get(t.Context(), nil, "rates")
+	require.NoError(t, err)
+	require.Equal(t, []string{"30 9 * * MON-FRI", "America/New_York", "fetch"}, []string{one.Spec, one.Zone, one.Job.Kind})
 }
 
 // The keyboard alone is enough: the way to the content, and every control with a visible focus and a name.
