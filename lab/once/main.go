@@ -146,6 +146,10 @@ func play(ctx context.Context, only, page string, parallel int) error {
 	if err != nil {
 		return err
 	}
+	cells = slices.DeleteFunc(cells, func(c cell) bool {
+		_, err := c.system.ready()
+		return errors.Is(err, errNoSQL) && !strings.HasSuffix(only, c.system.name)
+	})
 	t, err := openTheatre(ctx, false)
 	if err != nil {
 		return err
@@ -197,8 +201,15 @@ func play(ctx context.Context, only, page string, parallel int) error {
 		return fmt.Errorf("%d could not be played to their end", failed)
 	case page == "":
 		return nil
-	case only != "":
-		return compare(page, outcomes)
 	}
-	return writePage(page, all, outcomes, version)
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	before := readPage(string(text), all)
+	added := only == cells[0].system.name && before.systems[cells[0].system] == ""
+	if only == "" || added {
+		return writePage(page, all, before, outcomes, version)
+	}
+	return before.compare(outcomes)
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,6 +47,20 @@ func TestNames(t *testing.T) {
 			require.True(t, names[name], "%s has a note for %s", sys.name, name)
 		}
 	}
+}
+
+// TestKept fails when what is not played does not stay as the page has it.
+func TestKept(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	postgres := regexp.MustCompile(`PostgreSQL (.+)\.\n`).FindSubmatch(text)
+	file := filepath.Join(t.TempDir(), "once.md")
+	all := systems()
+	require.NoError(t, writePage(file, all, readPage(string(text), all), nil, string(postgres[1])))
+	again, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(text), string(again))
 }
 
 // quick are stories that take no lease's time.

@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"embed"
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -35,6 +38,22 @@ const (
 	envRedis   = "ONCEQ_ONCE_REDIS"
 )
 
+// envSQL names a folder with the SQL of the systems that are SQL, and in no package: pgmq-VERSION.sql, absurd-VERSION.sql.
+const envSQL = "ONCEQ_ONCE_SQL"
+
+// errNoSQL says that such a system is not here. Its column then stays as the page has it.
+var errNoSQL = errors.New("the folder that " + envSQL + " names does not have its SQL")
+
+// sqlFile gives the file of a system in that folder.
+func sqlFile(system string) (file, version string, err error) {
+	files, err := filepath.Glob(filepath.Join(os.Getenv(envSQL), system+"-*.sql"))
+	if err != nil || os.Getenv(envSQL) == "" || len(files) != 1 {
+		return "", "", fmt.Errorf("no %s-VERSION.sql: %w", system, errNoSQL)
+	}
+	version = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(files[0]), system+"-"), ".sql")
+	return files[0], version, nil
+}
+
 // goAdapters are those that are written in Go, by their systems' names.
 var goAdapters = map[string]func(*pgxpool.Pool) (adapter, error){
 	"onceq":   newOnceq,
@@ -42,6 +61,7 @@ var goAdapters = map[string]func(*pgxpool.Pool) (adapter, error){
 	"by hand": newHand,
 	"asynq":   newAsynq,
 	"DBOS":    newDBOS,
+	"pgmq":    newPgmq,
 }
 
 //go:embed node
@@ -68,6 +88,12 @@ const (
 	conductor = "a process recovers at its start what the process of the same name left; Conductor, which is a service, sees the dead"
 )
 
+// ownTransaction is why some queues see nothing of a commit in a handler.
+const ownTransaction = "the handler's transaction is the application's own"
+
+// visible is what pgmq's documentation says of the visibility timeout.
+const visible = "its documentation says that a message which is not deleted is delivered again"
+
 const inRedis = "its jobs are in Redis, in no transaction with the application's rows"
 
 func systems() []*system {
@@ -85,7 +111,7 @@ func systems() []*system {
 				"fails-after-its-call":                    idempotent,
 				"killed-in-a-call-that-nobody-recognises": idempotent,
 				"no-answer-to-a-call":                     idempotent,
-				"commits-behind-the-queue":                "the handler's transaction is the application's own",
+				"commits-behind-the-queue":                ownTransaction,
 				"wakes-while-another-runs":                rescued,
 				"wakes-when-another-is-done":              rescued,
 				"writes-after-it-woke":                    rescued,
@@ -154,6 +180,21 @@ func systems() []*system {
 				"old-worker-in-a-deploy":                  "by its application's version, which the producer names",
 			},
 		},
+		absurd(),
+		{
+			name: "pgmq", command: goCommand("pgmq"),
+			ready: func() (string, error) { _, version, err := sqlFile("pgmq"); return version, err },
+			how: "a queue is a kind of job, a message group a customer; a message is deleted in the transaction of the handler's " +
+				"writes, which is rolled back if it is gone; a visibility timeout of 10 s in place of 30. 1.13.1 is out",
+			notes: map[string]string{
+				"fails-after-its-call":                    visible,
+				"killed-in-a-call-that-nobody-recognises": visible,
+				"no-answer-to-a-call":                     visible,
+				"poison-beside-others":                    "it counts reads, and leaves it to the application how many are enough",
+				"commits-behind-the-queue":                ownTransaction,
+				"slow-but-alive":                          "by a visibility timeout above the handler's time; a crash is found no earlier than that",
+			},
+		},
 		{
 			name: "asynq", ready: moduleVersion("github.com/hibiken/asynq"), command: goCommand("asynq"), redis: true,
 			how: "task ids as keys, which a finished task keeps for its `Retention`",
@@ -193,6 +234,40 @@ func systems() []*system {
 			},
 		}),
 	}
+}
+
+// absurd is a Node package, and SQL in the database.
+func absurd() *system {
+	const (
+		stored    = "documented: the task that has the key is returned, as long as it is stored"
+		tolerated = "its documentation asks for steps that tolerate a second run"
+	)
+	s := nodeSystem("absurd", "absurd-sdk.js", system{
+		how: "a job is a task, a write or a call a step; keys are idempotency keys; a claim of 10 s in place of 120. " +
+			"SQL 0.5.0 is out: it adds checks of retry strategies",
+		notes: map[string]string{
+			"other-payload":                           stored,
+			"asked-after-a-cancel":                    stored,
+			"killed-after-its-write":                  "its step was recorded; a kill between the write and that record would write again",
+			"asked-after-a-month":                     "by a `cleanup_ttl` of many years: a key is taken as long as its task is stored",
+			"moved-to-another-queue":                  "a key belongs to its queue",
+			"killed-in-a-call-that-nobody-recognises": tolerated,
+			"no-answer-to-a-call":                     tolerated,
+			"cancel-crosses-the-end":                  "documented: a cancelled task ends at its next step, and keeps what the steps before did",
+			"slow-but-alive":                          "by `ctx.heartbeat`, which the handler calls",
+			"old-worker-in-a-deploy":                  "an old worker puts a task that it does not know off by 15 to 30 s, each time that it finds it; shortened here",
+		},
+	})
+	sdk := s.ready
+	s.ready = func() (string, error) {
+		_, version, err := sqlFile("absurd")
+		if err != nil {
+			return "", err
+		}
+		text, err := sdk()
+		return "SQL " + version + ", SDK " + text, err
+	}
+	return s
 }
 
 // goCommand is this program as a process of an adapter.

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -31,6 +33,19 @@ func (o outcome) text(c cell) string {
 	return text
 }
 
+// number is a cell on the page, without its notes.
+func (o outcome) number(c cell) string {
+	switch {
+	case o.missing != "":
+		return "–"
+	case o.n == c.story.right:
+		return fmt.Sprint(o.n)
+	case c.system.notes[c.story.name] != "":
+		return fmt.Sprintf("(%d)", o.n)
+	}
+	return fmt.Sprintf("**%d**", o.n)
+}
+
 // notes are what stands below the table for a cell.
 func (o outcome) notes(c cell) (notes []string) {
 	if o.missing != "" {
@@ -42,9 +57,97 @@ func (o outcome) notes(c cell) (notes []string) {
 	return append(notes, o.remarks...)
 }
 
-// writePage writes the table, and what it was made with.
-func writePage(file string, all []*system, outcomes map[cell]outcome, postgres string) error {
-	var table, below strings.Builder
+// made is what a page has.
+type made struct {
+	outcomes map[cell]outcome
+	systems  map[*system]string // the lines about them
+}
+
+// sup is the number of a note.
+var sup = regexp.MustCompile(`<sup>(\d+)</sup>`)
+
+// readPage reads what writePage has written.
+func readPage(text string, all []*system) made {
+	m := made{make(map[cell]outcome), make(map[*system]string)}
+	var columns, notes []string
+	rows := make(map[*story][]string)
+	for line := range strings.Lines(text) {
+		fields := strings.Split(line, " | ")
+		number, note, _ := strings.Cut(line, ". ")
+		if number == fmt.Sprint(len(notes)+1) {
+			notes = append(notes, strings.TrimSuffix(note, ".\n"))
+		}
+		if strings.HasPrefix(line, "| what happens") {
+			columns = fields
+		}
+		for _, st := range stories {
+			if strings.Contains(fields[0], "`"+st.name+"`") {
+				rows[st] = fields
+			}
+		}
+		for _, sys := range all {
+			if strings.HasPrefix(line, "| "+sys.name+" | ") {
+				m.systems[sys] = line
+			}
+		}
+	}
+	for _, sys := range all {
+		at := slices.IndexFunc(columns, func(name string) bool { return strings.Trim(name, " |\n") == sys.name })
+		for st, fields := range rows {
+			if at < 0 || at >= len(fields) {
+				continue
+			}
+			var o outcome
+			for _, number := range sup.FindAllStringSubmatch(fields[at], -1) {
+				if n, _ := strconv.Atoi(number[1]); n <= len(notes) && notes[n-1] != capital(sys.notes[st.name]) {
+					o.remarks = append(o.remarks, notes[n-1])
+				}
+			}
+			says, _, _ := strings.Cut(fields[at], "<sup>")
+			n, err := strconv.Atoi(strings.Trim(says, " *()|\n"))
+			if err == nil {
+				o.n = n
+			} else if len(o.remarks) == 1 {
+				o.missing = o.remarks[0]
+			} else {
+				continue // not played
+			}
+			m.outcomes[cell{st, sys}] = o
+		}
+	}
+	return m
+}
+
+// compare fails when a cell is not what the page says.
+func (m made) compare(outcomes map[cell]outcome) error {
+	var differ []string
+	for c, o := range outcomes {
+		if says, ok := m.outcomes[c]; ok && (says.n != o.n || (says.missing == "") != (o.missing == "")) {
+			differ = append(differ, fmt.Sprintf("%s/%s is %s, and the page says %s", c.story.name, c.system.name, o.text(c), says.text(c)))
+		}
+	}
+	if len(differ) > 0 {
+		return errors.New(strings.Join(differ, "\n"))
+	}
+	return nil
+}
+
+// capital is a note as it stands below the table.
+func capital(note string) string {
+	if note == "" {
+		return ""
+	}
+	return strings.ToUpper(note[:1]) + note[1:]
+}
+
+// writePage writes the table, and what it was made with. What was not played stays as it was before.
+func writePage(file string, all []*system, before made, outcomes map[cell]outcome, postgres string) error {
+	played := make(map[*system]bool)
+	for c := range outcomes {
+		played[c.system] = true
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(sys *system) bool { return !played[sys] && before.systems[sys] == "" })
+	var table, below, how strings.Builder
 	table.WriteString("| what happens; what is counted | right |")
 	line := "|---|---|"
 	for _, sys := range all {
@@ -53,31 +156,31 @@ func writePage(file string, all []*system, outcomes map[cell]outcome, postgres s
 	}
 	table.WriteString("\n" + line + "\n")
 	right := make(map[*system]int)
-	played := make(map[*system]int)
+	of := make(map[*system]int)
 	var notes []string
 	for _, st := range stories {
 		fmt.Fprintf(&table, "| %s `%s`: %s | %d |", st.happens, st.name, st.question, st.right)
 		for _, sys := range all {
 			c := cell{st, sys}
-			o := outcomes[c]
-			text := fmt.Sprint(o.n)
-			switch {
-			case o.missing != "":
-				text = "–"
-			case o.n == st.right:
-				right[sys]++
-			case sys.notes[st.name] != "":
-				text = "(" + text + ")"
-			default:
-				text = "**" + text + "**"
+			o, ok := outcomes[c]
+			if !ok {
+				o, ok = before.outcomes[c]
 			}
+			if !ok {
+				table.WriteString("  |")
+				continue
+			}
+			text := o.number(c)
 			if o.missing == "" {
-				played[sys]++
+				of[sys]++
+				if o.n == st.right {
+					right[sys]++
+				}
 			}
 			for _, note := range o.notes(c) {
-				at := slices.Index(notes, note)
+				at := slices.Index(notes, capital(note))
 				if at < 0 {
-					notes = append(notes, note)
+					notes = append(notes, capital(note))
 					at = len(notes) - 1
 				}
 				text += fmt.Sprintf(" <sup>%d</sup>", at+1)
@@ -88,18 +191,19 @@ func writePage(file string, all []*system, outcomes map[cell]outcome, postgres s
 	}
 	table.WriteString("| **right, of those that it could play** | |")
 	for _, sys := range all {
-		fmt.Fprintf(&table, " %d of %d |", right[sys], played[sys])
-	}
-	for i, note := range notes {
-		fmt.Fprintf(&below, "%d. %s%s.\n", i+1, strings.ToUpper(note[:1]), note[1:])
-	}
-	var how strings.Builder
-	for _, sys := range all {
+		fmt.Fprintf(&table, " %d of %d |", right[sys], of[sys])
+		if !played[sys] {
+			how.WriteString(before.systems[sys])
+			continue
+		}
 		version, err := sys.ready()
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(&how, "| %s | %s | %s |\n", sys.name, version, sys.how)
+		fmt.Fprintf(&how, "| %s | %s | %s | %s |\n", sys.name, version, time.Now().UTC().Format(time.DateOnly), sys.how)
+	}
+	for i, note := range notes {
+		fmt.Fprintf(&below, "%d. %s.\n", i+1, note)
 	}
 	hash, err := madeFrom(os.DirFS(".."))
 	if err != nil {
@@ -107,39 +211,9 @@ func writePage(file string, all []*system, outcomes map[cell]outcome, postgres s
 	}
 	page := strings.NewReplacer(
 		"{{table}}", table.String(), "{{notes}}", strings.TrimSpace(below.String()), "{{systems}}", strings.TrimSpace(how.String()),
-		"{{postgres}}", postgres, "{{date}}", time.Now().UTC().Format(time.DateOnly), "{{hash}}", hash,
+		"{{postgres}}", postgres, "{{hash}}", hash,
 	).Replace(pageTemplate)
 	return os.WriteFile(file, []byte(page), 0o644)
-}
-
-// compare fails when a cell is not what the page says.
-func compare(file string, outcomes map[cell]outcome) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	var columns []string
-	var differ []string
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Split(line, " | ")
-		if strings.HasPrefix(line, "| what happens") {
-			columns = fields
-		}
-		for c, o := range outcomes {
-			at := slices.IndexFunc(columns, func(name string) bool { return strings.Trim(name, " |\n") == c.system.name })
-			if at < 0 || at >= len(fields) || !strings.Contains(fields[0], "`"+c.story.name+"`") {
-				continue
-			}
-			says, _, _ := strings.Cut(fields[at], "<sup>")
-			if says = strings.Trim(says, " *()|\n"); says != "–" && says != fmt.Sprint(o.n) || says == "–" && o.missing == "" {
-				differ = append(differ, fmt.Sprintf("%s/%s is %d, and %s says %s", c.story.name, c.system.name, o.n, file, says))
-			}
-		}
-	}
-	if len(differ) > 0 {
-		return errors.New(strings.Join(differ, "\n"))
-	}
-	return nil
 }
 
 // madeFrom is a hash of what decides about the numbers: stories, adapters, and the versions of the systems.
