@@ -289,11 +289,7 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, values := range filterValues(f) {
-		for _, value := range values {
-			d.Hidden = append(d.Hidden, [2]string{name, value})
-		}
-	}
+	d.Hidden = append(d.Hidden, inputs(filterValues(f))...)
 	if d.Do == "discard-many" && d.Count > 0 {
 		d.Typed = strconv.Itoa(map[bool]int{true: maxMany, false: min(d.Count, maxMany)}[d.Slow])
 		d.Hidden = append(d.Hidden, [2]string{"count", d.Typed})
@@ -301,7 +297,6 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if before != 0 {
 		d.Hidden = append(d.Hidden, [2]string{"after", strconv.FormatInt(before, 10)})
 	}
-	slices.SortFunc(d.Hidden, func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
 	return &view{Template: "confirm", Title: title, Data: d}, nil
 }
 

@@ -261,7 +261,7 @@ type filterKey [sha256.Size]byte
 
 func keyOf(f onceqops.Filter) filterKey {
 	f.States, f.IDs = slices.Sorted(slices.Values(f.States)), slices.Sorted(slices.Values(f.IDs))
-	return sha256.Sum256(fmt.Appendf(nil, "%s after %d", filterValues(f).Encode(), f.After))
+	return sha256.Sum256(fmt.Appendf(nil, "%s after %d of %d", filterValues(f).Encode(), f.After, f.Limit))
 }
 
 const pageSize = 50
@@ -298,8 +298,9 @@ func lastError(j *onceq.JobInfo) { j.Errors = slices.Clone(j.Errors[max(len(j.Er
 
 func (h *Handler) search(ctx context.Context, f onceqops.Filter) (found jobList, err error) {
 	f.WithoutPayloads = true
+	size := f.Limit
 	for began := time.Now(); ; {
-		f.Limit = pageSize - len(found.jobs)
+		f.Limit = size - len(found.jobs)
 		page, next, err := h.ops.Page(ctx, h.db, f)
 		if err != nil {
 			return found, err
@@ -308,7 +309,7 @@ func (h *Handler) search(ctx context.Context, f onceqops.Filter) (found jobList,
 			lastError(&page[i])
 		}
 		found.jobs, found.next = append(found.jobs, page...), next
-		if f.After = next; next == 0 || len(found.jobs) == pageSize || time.Since(began) > searchTime {
+		if f.After = next; next == 0 || len(found.jobs) == size || time.Since(began) > searchTime {
 			return found, nil
 		}
 	}
@@ -322,6 +323,7 @@ const (
 
 // withMember searches payloads or metadata.
 func (h *Handler) withMember(ctx context.Context, f onceqops.Filter, member string) (found jobList, err error) {
+	size := f.Limit
 	f.WithoutPayloads, f.Limit = true, memberStep
 	for began := time.Now(); ; f.After = found.next {
 		page, next, err := h.ops.Page(ctx, h.db, f)
@@ -342,7 +344,7 @@ func (h *Handler) withMember(ctx context.Context, f onceqops.Filter, member stri
 				continue
 			}
 			lastError(&j)
-			if found.jobs = append(found.jobs, j); len(found.jobs) == pageSize {
+			if found.jobs = append(found.jobs, j); len(found.jobs) == size {
 				found.next = j.ID
 				return found, nil
 			}
@@ -398,7 +400,11 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if member != "" && !searchable {
 		return nil, &statusError{http.StatusForbidden, "You may not search payloads and metadata: they, or parts of them, are hidden."}
 	}
-	f.Limit = pageSize
+	table, err := readTable(r.values)
+	if err != nil {
+		return nil, err
+	}
+	f.Limit = table.Size
 	key, search := keyOf(f), func(ctx context.Context) (jobList, error) { return h.search(ctx, f) }
 	if member != "" {
 		key = sha256.Sum256(append(key[:], member...))
@@ -429,7 +435,9 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Errors        string      // what these jobs failed with
 		Member        string      // of payloads or metadata, and
 		Searchable    bool        // that the viewer may search them
-	}{Filter: f, Member: member, Searchable: searchable, From: r.values.Get("from"), To: r.values.Get("before")}
+		Table         jobTable
+		Search        [][2]string // what is searched, for the form of the table
+	}{Filter: f, Table: table, Member: member, Searchable: searchable, From: r.values.Get("from"), To: r.values.Get("before")}
 	for _, j := range list {
 		one := row{JobInfo: j}
 		if n := len(j.Errors); n > 0 {
@@ -453,24 +461,23 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 			d.Hidden = append(d.Hidden, [2]string{"within", strconv.FormatInt(j.ID, 10)})
 		}
 	}
+	d.Search = inputs(chosen)
+	maps.Copy(chosen, table.values())
 	d.Tabs, d.Times, d.Chips = st.tabs(f, chosen), times("./jobs?", chosen), chips("./jobs?", chosen)
 	d.Folded = f.Queue+f.Kind+f.Scope+d.From+d.To+member == "" && f.Group == 0
-	for name, values := range filterValues(f) {
-		if name == "ids" { // what is marked has that name
-			name = "within"
-		}
-		for _, value := range values {
-			d.Hidden = append(d.Hidden, [2]string{name, value})
-		}
+	hidden := filterValues(f)
+	if ids := hidden["ids"]; ids != nil { // what is marked has that name
+		hidden["within"] = ids
+		hidden.Del("ids")
 	}
-	slices.SortFunc(d.Hidden, func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
+	d.Hidden = append(d.Hidden, inputs(hidden)...)
 	if f.After != 0 {
 		d.Top = "./jobs?" + chosen.Encode()
 	}
 	if found.next != 0 {
 		v := maps.Clone(chosen)
 		v.Set("after", strconv.FormatInt(found.next, 10))
-		d.Next, d.Short = "./jobs?"+v.Encode(), len(list) < pageSize
+		d.Next, d.Short = "./jobs?"+v.Encode(), len(list) < f.Limit
 	}
 	if member == "" && (f.States == nil || slices.ContainsFunc(f.States, func(s onceq.State) bool { return slices.Contains(failedStates, s) })) {
 		d.Errors = "./errors?" + filterValues(f).Encode()

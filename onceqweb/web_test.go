@@ -1344,7 +1344,7 @@ func TestActionsOnMany_AskWhich(t *testing.T) {
 	}
 	s.state(db, d.Dead[0], onceq.StateDead)
 	page = s.act(s.confirmed("confirm?do=redrive-many&"+ids, "2")...)
-	require.Equal(t, 2, strings.Count(page, `<td class="state"><span class="pill waiting">`), page)
+	require.Equal(t, 2, strings.Count(page, `<td class="state" data-label="State"><span class="pill waiting">`), page)
 	require.Contains(t, s.act(pairs...), "1 discarded")
 	page = s.act(s.confirmed("confirm?all=1&do=retry-many&queue=mail", "1")...)
 	require.Contains(t, page, "1 run now")
@@ -1618,7 +1618,7 @@ func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
 	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
 	nasty := []string{"\x00", "\xff\xfe", "-1", "1e9", "99999999999999999999", "';drop table onceq.jobs;--", "<script>alert(1)</script>", strings.Repeat("x", 3000), "%00", "2026-99-99T99:99", "unknown", "state(9)"}
 	for _, path := range []string{"", "jobs", "job", "errors", "queue", "kind", "worker", "effects", "keys", "schedule", "audit", "confirm", "live", "lanes", "groups", "group"} {
-		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v", "limit", "behind", "family", "name", "by", "since", "range", "error", "within"} {
+		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v", "limit", "behind", "family", "name", "by", "since", "range", "error", "within", "col", "n"} {
 			for _, value := range nasty {
 				if path == "live" && name != "of" {
 					continue

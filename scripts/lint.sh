@@ -31,5 +31,5 @@ done
 	go vet $packages
 	"$dir/staticcheck" $packages
 }
-"$dir/gosec" -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=onceqweb/internal -exclude-dir=queuetest -exclude-dir=scripts \
+"$dir/gosec" -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=internal/listing -exclude-dir=onceqweb/internal -exclude-dir=queuetest -exclude-dir=scripts \
 	-exclude-dir=examples -exclude-dir=onceqotel/example -exclude-dir=lab -exclude-dir=onceqweb/browsertest ./...

@@ -234,7 +234,7 @@ func TestSilent_DoKeepsItsLease(t *testing.T) {
 	behind, silence := goingSilent(t, db)
 	q, err := onceq.New(behind.Pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
-	n, err := onceq.Do(t.Context(), q, onceq.FenceSpec{Key: "one", Lease: 15 * time.Second}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
+	n, err := onceq.Do(t.Context(), q, onceq.FenceSpec{Key: "one", Lease: 45 * time.Second}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		const until = `select leased_until from onceq.job_fences where key = 'one'`
 		first := sqlOne[time.Time](t, db, until)
 		silence()

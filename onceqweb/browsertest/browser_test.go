@@ -274,6 +274,7 @@ update onceq.jobs set holder = (select id from w) where id = $1`, d.Running.ID, 
 	for _, p := range []struct{ name, path, text string }{
 		{"overview", "", "wait for a person"},
 		{"jobs", "jobs", "mailbox unavailable"},
+		{"jobs-columns", "jobs?col=state&col=kind&col=lane&col=limit&col=priority&col=lost&col=error&n=20", "book/account-0"},
 		{"jobs-member", "jobs?member=payload.order%3D4711", "with payload.order=4711"},
 		{"job-held", fmt.Sprintf("job?id=%d", d.Held), "order:4711"},
 		{"job-dead", fmt.Sprintf("job?id=%d", d.Dead[0]), "RCPT TO"},
