@@ -21,7 +21,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"runtime/pprof"
 	"strconv"
 	"strings"
@@ -473,11 +472,8 @@ func contains(names []string, name string) bool {
 	return false
 }
 
-// versionScript is where the tests get other versions of Postgres from.
-func versionScript() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "scripts", "postgres-version.sh")
-}
+// versionScript is where the tests get other versions of Postgres from. The benchmark runs in its own folder.
+var versionScript = filepath.Join("..", "..", "scripts", "postgres-version.sh")
 
 // binaries turns a major version into a directory, with the script that the tests use.
 func binaries(pg string) (string, error) {
@@ -487,7 +483,7 @@ func binaries(pg string) (string, error) {
 	if found, _ := filepath.Glob("/usr/lib/postgresql/" + pg + "/bin"); len(found) == 1 {
 		return found[0], nil
 	}
-	cmd := exec.Command(versionScript(), pg)
+	cmd := exec.Command(versionScript, pg)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	return strings.TrimSpace(string(out)), err

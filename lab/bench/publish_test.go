@@ -8,7 +8,7 @@ import (
 )
 
 func TestVersionScript_IsThere(t *testing.T) {
-	require.FileExists(t, versionScript())
+	require.FileExists(t, versionScript)
 }
 
 // What did not run this time stays, and says so: other tests as they were, and other peers of the same test without a ratio.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -60,10 +59,9 @@ type adapterProgram struct{ name, program string }
 
 // buildAdapter builds ours.
 func buildAdapter(dir string) (program string, err error) {
-	_, file, _, _ := runtime.Caller(0)
 	program = filepath.Join(dir, "adapter")
 	cmd := exec.Command("go", "build", "-o", program, ".")
-	cmd.Dir = filepath.Join(filepath.Dir(file), "..", "adapter")
+	cmd.Dir = filepath.Join("..", "adapter")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the adapter: %w: %s", err, peers.LastLine(string(out)))
 	}
