@@ -456,6 +456,11 @@ func bad(format string, args ...any) error {
 	return &statusError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
 
+// unprefixed is an error without the name of the package that it comes from.
+func unprefixed(err error) string {
+	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), "onceqcron: "), "onceq: ")
+}
+
 // fail shows an error.
 func (h *Handler) fail(w http.ResponseWriter, r *request, err error) {
 	v := &view{Template: "error", Title: "Not possible", Status: http.StatusServiceUnavailable}
@@ -464,11 +469,11 @@ func (h *Handler) fail(w http.ResponseWriter, r *request, err error) {
 	var hidden *failure
 	switch {
 	case errors.As(err, &status):
-		v.Status, v.Data = status.status, status.text
+		v.Status, v.Data = status.status, sentence(status.text)
 	case !errors.As(err, &hidden) && (errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceqcron.ErrNotFound)):
-		v.Status, v.Data = http.StatusNotFound, err.Error()
+		v.Status, v.Data = http.StatusNotFound, sentence(unprefixed(err))
 	case !errors.As(err, &hidden):
-		v.Status, v.Data = http.StatusBadRequest, err.Error()
+		v.Status, v.Data = http.StatusBadRequest, sentence(unprefixed(err))
 	case errors.Is(err, context.DeadlineExceeded):
 		v.Title = "The database did not answer in time"
 		v.Data = "It was given a few seconds. Narrow the search, by queue and state first, or try again. " + sentence(err.Error())

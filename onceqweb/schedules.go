@@ -220,7 +220,7 @@ func readSchedule(values url.Values, one *onceqcron.Schedule) (err error) {
 		one.Job.Payload = nil
 	}
 	if _, err := onceqcron.Parse(one.Spec, one.Zone); err != nil {
-		return bad("%s", sentence(strings.TrimPrefix(err.Error(), "onceqcron: ")))
+		return bad("%s", sentence(unprefixed(err)))
 	}
 	return nil
 }
