@@ -315,7 +315,7 @@ func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*aw
 	var holds bool
 	var state *awaitState
 	a := awaited{left: d}
-	err := l.sendAwait(ctx, w, stmt.BeginAwait, []any{l.claims, l.holder, d.Microseconds()}, &holds, &state, &a.payload)
+	err := l.sendAwait(ctx, w, stmt.BeginAwait, []any{l.hold.Claims, l.hold.Holder, d.Microseconds()}, &holds, &state, &a.payload)
 	switch {
 	case pg.LockedOut(err):
 		return nil, Snooze(emitPause) // a transaction that emits the event is open
@@ -332,7 +332,7 @@ func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*aw
 
 func (l *Lease) timeOut(ctx context.Context, w waitFor) (decided bool, err error) {
 	var holds bool
-	err = l.sendAwait(ctx, w, stmt.EndAwait, []any{l.claims, l.holder}, &holds, &decided)
+	err = l.sendAwait(ctx, w, stmt.EndAwait, []any{l.hold.Claims, l.hold.Holder}, &holds, &decided)
 	if err == nil && !holds {
 		err = l.lostError(w.String())
 	}

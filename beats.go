@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
@@ -51,14 +52,14 @@ func (b *beats) beat() {
 	b.tasks.mu.Lock()
 	for _, t := range b.tasks.all {
 		if over := b.overdue(t, now); over > 0 {
-			h := lateHandler{t.lease, t.tx, t.since, over}
+			h := lateHandler{t.hold, t.tx, t.since, over}
 			late = append(late, h)
-			b.q.late.Store(t.lease.Token, h)
+			b.q.late.Store(t.hold.Token, h)
 		}
 		switch held := now.Sub(t.extended); {
 		case t.late && held < b.lease:
 		case t.lost != nil && !errors.Is(t.lost, ErrCancelled):
-		case held >= b.lease && !t.finishing && !t.lease.completedItself():
+		case held >= b.lease && !t.finishing && !t.hold.ByHandler.Load():
 			expired = append(expired, t)
 		case held >= b.lease/3:
 			due = append(due, t)
@@ -84,22 +85,22 @@ func (b *beats) beat() {
 
 // extend extends the leases of tasks, and ends what is lost or cancelled. The executor calls it as well.
 func (b *beats) extend(tasks []*task) {
-	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
+	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.hold.ID, b.hold.ID) })
 	for chunk := range slices.Chunk(tasks, table.ChunkRows) {
-		leases, running := make([]*Lease, len(chunk)), make([]bool, len(chunk))
+		holds, running := make([]*hold.Hold, len(chunk)), make([]bool, len(chunk))
 		b.tasks.mu.Lock()
 		for i, t := range chunk {
-			leases[i], running[i] = t.lease, !t.since.IsZero()
+			holds[i], running[i] = t.hold, !t.since.IsZero()
 		}
 		b.tasks.mu.Unlock()
 		// The shutdown does not end this: outcomes are still to be written, and handlers may take a while to return. But however
 		// long a lease is, a connection that has gone silent ends a beat after pg.SessionLimit.
 		ctx, cancel := context.WithTimeout(b.ctx, min(b.lease/3, pg.SessionLimit))
 		began := time.Now()
-		answers, err := b.q.beat(ctx, b.db, leases, running, b.lease)
+		answers, err := hold.Extend(ctx, b.q.store, b.db, holds, running, b.lease)
 		cancel()
 		if err != nil {
-			b.q.troubles.Fails(b.id, watch.Extend, "", err, slog.Int("leases", len(leases)))
+			b.q.troubles.Fails(b.id, watch.Extend, "", err, slog.Int("leases", len(holds)))
 			return
 		}
 		b.q.troubles.Works(b.id, watch.Extend, "")
@@ -110,19 +111,19 @@ func (b *beats) extend(tasks []*task) {
 }
 
 // heard takes the answer to a beat that was sent at this time.
-func (b *beats) heard(t *task, a beatAnswer, began time.Time) {
+func (b *beats) heard(t *task, a hold.Answer, began time.Time) {
 	b.tasks.mu.Lock()
 	// The row is also gone if the handler has completed the job itself and is still running.
-	byHandler := t.lease.completedItself()
-	lost := a.lost && !byHandler && !t.finishing
+	byHandler := t.hold.ByHandler.Load()
+	lost := a.Lost && !byHandler && !t.finishing
 	var cancelled *handlerContext
-	if !a.lost || byHandler {
-		t.locked = !a.extended
-		if t.extended = began; !a.extended && !byHandler && t.tx == nil {
+	if !a.Lost || byHandler {
+		t.locked = !a.Extended
+		if t.extended = began; !a.Extended && !byHandler && t.tx == nil {
 			// Most likely the row is locked: the lease may run out, so the next tick tries again.
 			t.extended = began.Add(-b.lease / 3)
 		}
-		if a.cancelled && t.lost == nil {
+		if a.Cancelled && t.lost == nil {
 			t.lost = ErrCancelled
 			cancelled = t.ctx
 		}
@@ -148,13 +149,13 @@ func (b *beats) overdue(t *task, now time.Time) time.Duration {
 	}
 	t.late = true
 	b.tasks.anyLate.Store(true)
-	b.q.quarantine.Leave(b.q.store, t.lease.Token) // others may start
+	b.q.quarantine.Leave(b.q.store, t.hold.Token) // others may start
 	return now.Sub(ended)
 }
 
 // lateHandler is a handler that does not return.
 type lateHandler struct {
-	lease *Lease
+	hold  *hold.Hold
 	tx    *lazytx.Tx // nil for none
 	since time.Time
 	over  time.Duration // how long ago its context had ended when this was noticed
@@ -167,7 +168,7 @@ func (b *beats) leave(h lateHandler, now time.Time) {
 	}
 	b.q.log.Error("onceq: a handler does not return although its context has ended; make it return then, because it occupies one of its queue's slots."+
 		" Its lease is no longer extended, so if the job is not finished, another worker gets it",
-		slog.String("kind", h.lease.Kind), slog.Int64("job", h.lease.ID),
+		slog.String("kind", h.hold.Kind), slog.Int64("job", h.hold.ID),
 		slog.Duration("running", now.Sub(h.since).Round(time.Millisecond)), slog.Duration("context_ended_ago", h.over.Round(time.Millisecond)))
 }
 

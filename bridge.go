@@ -105,7 +105,7 @@ func (forOps) Troubles(q *Queue) []watch.Trouble { return q.troubles.List(nil) }
 func (forOps) Late(q *Queue, of func(kind string, job int64, since time.Time)) {
 	q.late.Range(func(_, v any) bool {
 		h := v.(lateHandler)
-		of(h.lease.Kind, h.lease.ID, h.since)
+		of(h.hold.Kind, h.hold.ID, h.since)
 		return true
 	})
 }

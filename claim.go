@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/cursor"
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/promoter"
@@ -134,7 +135,7 @@ func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (ali
 	alive = leases[:0]
 	var dead []outcome
 	for _, l := range leases {
-		if o := l.exhausted(most); o != nil {
+		if o := exhausted(&l.hold, most); o != nil {
 			dead = append(dead, *o)
 		} else {
 			alive = append(alive, l)
@@ -155,19 +156,39 @@ func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (ali
 }
 
 // exhausted gives the outcome of a job that must not be started again, or nil.
-func (l *Lease) exhausted(maxLost int) *outcome {
+func exhausted(h *hold.Hold, maxLost int) *outcome {
 	var why string
 	switch {
-	case l.cancelled:
-		return &outcome{lease: l, state: StateCancelled, keep: DefaultWindow.Milliseconds()}
-	case l.Lost >= maxLost:
-		why = table.Numbered(l.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
-	case l.claims >= table.ClaimsLimit:
-		why = fmt.Sprintf("claimed %d times, more than a token can count", l.claims)
+	case h.Cancelled:
+		return &outcome{hold: h, state: StateCancelled, keep: DefaultWindow.Milliseconds()}
+	case h.Lost >= maxLost:
+		why = table.Numbered(h.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
+	case h.Claims >= table.ClaimsLimit:
+		why = fmt.Sprintf("claimed %d times, more than a token can count", h.Claims)
 	default:
 		return nil
 	}
-	return &outcome{lease: l, state: StateDead, err: why, keep: -1}
+	return &outcome{hold: h, state: StateDead, err: why, keep: -1}
+}
+
+// onlyOnTime returns those of the leases that Claim may return: it gives back those that missed their slots, and start later.
+func onlyOnTime(ctx context.Context, q *Queue, leases []*Lease) ([]*Lease, error) {
+	var late []*hold.Hold
+	for _, l := range leases {
+		if q.far.Late(&l.hold) {
+			late = append(late, &l.hold)
+		}
+	}
+	if len(late) == 0 {
+		return leases, nil
+	}
+	start, _, err := q.far.Take(ctx, q.store, q.store.Pool, late)
+	leases = slices.DeleteFunc(leases, func(l *Lease) bool { return slices.Contains(late, &l.hold) && !slices.Contains(start, &l.hold) })
+	if err != nil && len(leases) > 0 { // these are the caller's; the leases of the others run out
+		q.log.WarnContext(ctx, "onceq: jobs that missed their slots got no new ones, and their leases run out", slog.Int("jobs", len(late)-len(start)), slog.Any("error", err))
+		return leases, nil
+	}
+	return leases, err
 }
 
 // leased are the jobs of a claim, in their order.
@@ -256,13 +277,14 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
 			}
-			block = append(block, Lease{hold: hold{q: q, db: later, holder: holder, term: lease}, handling: handling{began: began}})
+			block = append(block, Lease{origin: origin{q: q, db: later}, hold: hold.Hold{Holder: holder, Began: began}})
 			l := &block[len(block)-1]
 			var n int64
-			if err := l.read(rows, now, &n, &cut); err != nil {
+			if err := l.read(rows, now, lease, &n, &cut); err != nil {
 				return err
 			}
 			l.Queue = asks[n>>32].Queue
+			l.hold.Queue = l.Queue
 			leases, order = append(leases, l), append(order, n)
 		}
 		return rows.Err()
@@ -341,33 +363,34 @@ func newHolder(run int64) int64 {
 }
 
 // read reads a claimed job from a row, after the columns in before. n and cut are the columns that are the claim's, and now is
-// the database's clock just before it.
-func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before ...any) error {
+// the database's clock just before it. It does not set the queue.
+func (l *Lease) read(rows pgx.Rows, now time.Time, lease time.Duration, n *int64, cut *bool, before ...any) error {
 	var payload, metadata string
 	var identity *int64
 	var due *time.Time
 	var cancelled *bool
 	var lane *string
 	var rule *int16
-	if err := rows.Scan(append(before, &l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
+	h := &l.hold
+	if err := rows.Scan(append(before, &l.ID, &h.Claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
 		&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &due, n, &cancelled, cut, &lane, &rule)...); err != nil {
 		return err
 	}
-	l.Token = l.ID<<table.TokenBits | int64(l.claims)
+	l.Token = l.ID<<table.TokenBits | int64(h.Claims)
 	l.Attempt++
-	l.due, l.waited = table.OrZero(due), -1
+	l.due, h.Waited = table.OrZero(due), -1
 	if !now.IsZero() {
-		l.waited = max(0, now.Sub(l.dueAt()))
+		h.Waited = max(0, now.Sub(l.dueAt()))
 	}
-	l.Lane, l.member = table.OrZero(lane), table.OrZero(rule)&memberBit != 0
+	l.Lane, h.Member = table.OrZero(lane), table.OrZero(rule)&memberBit != 0
 	if strings.Contains(l.Lane, table.LineSep) {
 		var slotted bool
 		if l.Lane, l.Limit, l.Weight, slotted = table.SplitPath(l.Lane); slotted {
-			l.slot = l.began.Add(l.RunAt.Sub(now))
-			l.q.far.saw(l.began)
+			h.Slot = h.Began.Add(l.RunAt.Sub(now))
+			l.q.far.Saw(h.Began)
 		}
 	}
-	l.cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()
+	h.Cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()
 	if identity != nil {
 		l.identity = *identity
 	}
@@ -377,5 +400,25 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before .
 	if metadata != "" {
 		l.Metadata = readMetadata(metadata)
 	}
+	h.ID, h.Token, h.Kind, h.Lost, h.Claimed, h.Lease = l.ID, l.Token, l.Kind, l.Lost, l.Until.Add(-lease), l
+	h.Keyed, h.Lane, h.Limit, h.Weight = l.Key != "", l.Lane, l.Limit, l.Weight
 	return nil
+}
+
+// readNext reads the job that a statement has leased for this worker without a claim.
+func (w *Worker) readNext(rows pgx.Rows, db DB, queue string, holder int64, began time.Time, before []any) (*hold.Hold, error) {
+	l := &Lease{Queue: queue, origin: origin{q: w.q, db: db}, hold: hold.Hold{Queue: queue, Holder: holder, Began: began}}
+	var place int64
+	var cut bool
+	if err := l.read(rows, time.Time{}, w.lease, &place, &cut, before...); err != nil {
+		return nil, err
+	}
+	w.takes(l)
+	return &l.hold, nil
+}
+
+// takes prepares a lease for a handler of the worker.
+func (w *Worker) takes(l *Lease) {
+	l.h = w.handlers[l.Kind]
+	l.hold.Timeout = l.timeoutFor(l.h.timeout)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/rhythm"
@@ -58,9 +59,9 @@ func (t *tally) started(tasks []*task) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, one := range tasks {
-		c := t.of(tallied{one.lease.Queue, one.lease.Kind})
-		if c.Started++; one.lease.waited >= 0 {
-			count.AddTo(&c.Waits, count.RangeOf(one.lease.waited+now.Sub(one.lease.began)), 1)
+		c := t.of(tallied{one.hold.Queue, one.hold.Kind})
+		if c.Started++; one.hold.Waited >= 0 {
+			count.AddTo(&c.Waits, count.RangeOf(one.hold.Waited+now.Sub(one.hold.Began)), 1)
 		}
 	}
 }
@@ -68,30 +69,30 @@ func (t *tally) started(tasks []*task) {
 // ended counts outcomes that are written, which those in left are not. Those of stale leases are not either,
 // unless an earlier try has written them, or the handler or the commit of its transaction has completed the
 // job.
-func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
-	var unwritten map[*Lease]bool
+func (t *tally) ended(outcomes []outcome, stale []*hold.Hold, left []outcome) {
+	var unwritten map[*hold.Hold]bool
 	if len(left) > 0 {
-		unwritten = make(map[*Lease]bool, len(left))
+		unwritten = make(map[*hold.Hold]bool, len(left))
 		for _, o := range left {
-			unwritten[o.lease] = true
+			unwritten[o.hold] = true
 		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range outcomes {
-		if unwritten[o.lease] {
+		if unwritten[o.hold] {
 			continue
 		}
 		state := o.state
-		if len(stale) > 0 && slices.Contains(stale, o.lease) {
+		if len(stale) > 0 && slices.Contains(stale, o.hold) {
 			if !o.unsure {
 				continue
 			}
-			if o.lease.completedItself() || o.tried {
+			if o.hold.ByHandler.Load() || o.tried {
 				state = StateCompleted
 			}
 		}
-		c := t.of(tallied{o.lease.Queue, o.lease.Kind})
+		c := t.of(tallied{o.hold.Queue, o.hold.Kind})
 		switch {
 		case state == StateCompleted:
 			c.Completed++

@@ -653,7 +653,7 @@ type settling struct {
 // returns the errors of those that are refused, and settling.tried. It must run in new statements, because the statement that
 // met the key may not see its row.
 func (m *manyJobs) settle(ctx context.Context, q *Queue, db DB, left []int) (refused []error, tried map[int]Result, err error) {
-	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // the handler's transaction is recognised in another context too
+	ours := leasesOf(slices.Concat(holdsFrom(ctx), ownersOf(db))) // the handler's transaction is recognised in another context too
 	s := settling{q: q, jobs: m.jobs, all: m.all, results: m.results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == table.SettleTries {

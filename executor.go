@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
@@ -23,6 +24,7 @@ import (
 // executor runs the handlers of one Run, for all of its queues. It has each job from its claim until its outcome is in the
 // outbox.
 type executor struct {
+	w         *Worker
 	q         *Queue
 	id        int64             // of the run
 	kinds     []string          // of the handlers
@@ -41,7 +43,7 @@ type executor struct {
 	woken     func(queue string) // called after jobs with a lane: the next one may be live
 	told      func()             // called after the end of jobs that others wait for
 	limits    limitsMet
-	suspended func(*Lease)            // called for a job in quarantine that was given back until its slot
+	suspended func(*hold.Hold)        // called for a job in quarantine that was given back until its slot
 	extend    func([]*task)           // extends leases at once
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
@@ -51,28 +53,27 @@ type executor struct {
 }
 
 // accept takes what was claimed for a queue, and has each job run as soon as a slot is free.
-func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
-	s.Outstanding.Add(int64(len(leases)))
-	tasks, all := make([]task, len(leases)), make([]*task, len(leases))
+func (x *executor) accept(s *slots, holds []*hold.Hold, began time.Time) {
+	s.Outstanding.Add(int64(len(holds)))
+	tasks, all := make([]task, len(holds)), make([]*task, len(holds))
 	x.tasks.mu.Lock()
-	for i, lease := range leases {
+	for i, h := range holds {
 		t := &tasks[i]
 		all[i] = t
-		*t = task{lease: lease, h: x.handlers[lease.Kind], extended: began}
-		lease.keep, lease.h, lease.timeout = t.h.keep, t.h, lease.timeoutFor(t.h.timeout)
-		if lease.keep == math.MinInt64 {
-			lease.keep = s.keep
+		*t = task{hold: h, h: x.handlers[h.Kind], extended: began}
+		if h.Keep = t.h.keep; h.Keep == math.MinInt64 {
+			h.Keep = s.keep
 		}
-		x.tasks.all[lease.Token] = t
-		if lease.Limit != "" {
-			x.limits.meet(lease.Limit)
+		x.tasks.all[h.Token] = t
+		if h.Limit != "" {
+			x.limits.meet(h.Limit)
 		}
 	}
 	x.tasks.mu.Unlock()
 	units := make([]unit, 0, len(tasks))
 	var batches map[*Handler][]*task
 	for i, t := range all {
-		if done := t.lease.exhausted(t.h.maxLost); done != nil {
+		if done := exhausted(t.hold, t.h.maxLost); done != nil {
 			x.left(s, []*task{t})
 			x.end(t, *done)
 			continue
@@ -144,7 +145,7 @@ func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
 		back := false
 		if x.tasks.anyLate.Load() {
 			for _, t := range tasks {
-				_, late := x.q.late.LoadAndDelete(t.lease.Token)
+				_, late := x.q.late.LoadAndDelete(t.hold.Token)
 				back = back || late
 			}
 		}
@@ -181,7 +182,7 @@ func (x *executor) exited(tasks []*task) (ended, rest []*task) {
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		switch {
-		case t.finishing || x.tasks.all[t.lease.Token] != t:
+		case t.finishing || x.tasks.all[t.hold.Token] != t:
 			ended = append(ended, t)
 		case t.ctx != nil || len(tasks) == 1:
 			called, ctx = append(called, t), t.ctx
@@ -196,7 +197,7 @@ func (x *executor) exited(tasks []*task) (ended, rest []*task) {
 	if len(called) != 1 {
 		return ended, append(called, rest...)
 	}
-	x.end(called[0], called[0].lease.failure(errGoexit))
+	x.end(called[0], leaseOf(called[0].hold).failure(errGoexit))
 	return append(ended, called[0]), rest
 }
 
@@ -226,16 +227,16 @@ func (x *executor) Taken() (all bool, returned int64) {
 // giveBack ends tasks that were not started, as if they had not been claimed.
 func (x *executor) giveBack(tasks []*task) {
 	for _, t := range tasks {
-		x.end(t, outcome{lease: t.lease, state: StateWaiting})
+		x.end(t, outcome{hold: t.hold, state: StateWaiting})
 	}
 }
 
 var errTimeout = errors.New("timeout")
 
 // timeoutOf is how long a handler may run: as its job says, or its kind. Several jobs have their kind's.
-func timeoutOf(leases []*Lease, h *Handler) time.Duration {
-	if len(leases) == 1 {
-		return leases[0].timeout
+func timeoutOf(holds []*hold.Hold, h *Handler) time.Duration {
+	if len(holds) == 1 {
+		return holds[0].Timeout
 	}
 	return h.timeout
 }
@@ -244,15 +245,15 @@ func timeoutOf(leases []*Lease, h *Handler) time.Duration {
 // called at once, its time counts from now; if it first waits for a connection, its time counts from called.
 func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContext, bool) {
 	ctx := &handlerContext{base: x.base}
-	ctx.leases = append(ctx.one[:0], tasks[0].lease)
+	ctx.holds = append(ctx.one[:0], tasks[0].hold)
 	for _, t := range tasks[1:] {
-		ctx.leases = append(ctx.leases, t.lease)
+		ctx.holds = append(ctx.holds, t.hold)
 	}
 	began := time.Now()
-	if timeout := timeoutOf(ctx.leases, h); atOnce && timeout > 0 {
+	if timeout := timeoutOf(ctx.holds, h); atOnce && timeout > 0 {
 		ctx.until(began.Add(timeout))
 	}
-	if began.Sub(tasks[0].lease.began) >= x.lease { // otherwise no lease can have passed since the claim
+	if began.Sub(tasks[0].hold.Began) >= x.lease { // otherwise no lease can have passed since the claim
 		for _, t := range x.tasks.overdue(tasks, began, x.lease) { // this process stood still, and no beat has said so yet
 			x.tasks.lose(t, "start", EventLeaseLost)
 		}
@@ -267,7 +268,7 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 	}
 	for _, t := range tasks {
 		if t.ctx = ctx; atOnce {
-			t.since, t.lease.began = began, began
+			t.since, t.hold.Began = began, began
 		}
 	}
 	return ctx, true
@@ -276,18 +277,18 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 // called records that the handler of a transaction is called now.
 func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *lazytx.Tx) {
 	began := time.Now()
-	if timeout := timeoutOf(ctx.leases, h); timeout > 0 {
+	if timeout := timeoutOf(ctx.holds, h); timeout > 0 {
 		ctx.until(began.Add(timeout))
 	}
 	x.tasks.mu.Lock()
 	defer x.tasks.mu.Unlock()
 	for _, t := range tasks {
-		t.since, t.lease.began, t.tx = began, began, tx
+		t.since, t.hold.Began, t.tx = began, began, tx
 	}
 }
 
 func (x *executor) runLease(t *task) {
-	t.lease.beats = x.lease
+	t.hold.Beats = x.lease
 	for try := 1; x.tryLease(t, try); try++ {
 	}
 }
@@ -309,25 +310,22 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 		return false
 	}
 	defer ctx.cancel(nil)
-	err := protect(func() error { return t.h.run(ctx, nil, ctx.leases) })
-	if err == nil {
-		t.lease.goesOn()
-	}
+	err := t.h.call(ctx, nil, ctx.holds)
 	// The handler must not run again if the error comes from elsewhere and the job is completed.
-	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil {
+	if (t.hold.Conflict.Load() || t.hold.ByHandler.Load()) && IsRetryable(err) && decidesNothing(err) && try < conflictTries && ctx.why() == nil {
 		ctx.cancel(nil)
-		took := time.Since(t.lease.began)
+		took := time.Since(t.hold.Began)
 		if !x.afterConflict([]*task{t}, try, took) {
-			x.end(t, outcome{lease: t.lease, state: StateWaiting, unsure: t.lease.completedItself()})
+			x.end(t, outcome{hold: t.hold, state: StateWaiting, unsure: t.hold.ByHandler.Load()})
 			return false
 		}
-		if t.lease.lengthen(ctx, took) {
-			t.lease.startOver()
+		if t.hold.Lengthen(ctx, x.q.store, x.db, took) {
+			t.hold.StartOver()
 			return true
 		}
 	}
 	o := x.judge(t, ctx, err)
-	o.run = time.Since(t.lease.began)
+	o.run = time.Since(t.hold.Began)
 	x.end(t, o)
 	return false
 }
@@ -337,41 +335,41 @@ func (x *executor) judge(t *task, ctx *handlerContext, err error) outcome {
 	o := x.outcome(t, ctx, err)
 	// If the handler completed the job in a transaction of its own and committed that, the guard no longer holds and this
 	// outcome is refused, quietly. If not, nothing of it happened and the job has to run again.
-	if o.unsure = t.lease.completedItself(); o.unsure {
+	if o.unsure = t.hold.ByHandler.Load(); o.unsure {
 		o.late = err
 	}
 	return o
 }
 
 func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
-	lease := t.lease
+	h := t.hold
 	cause := ctx.why()
 	switch {
-	case err == nil && lease.completedItself():
-		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit; commit it before you return nil"))
+	case err == nil && h.ByHandler.Load():
+		return leaseOf(h).failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit; commit it before you return nil"))
 	case err == nil:
-		return outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep}
+		return outcome{hold: h, state: StateCompleted, result: h.Result, keep: h.Keep}
 	case errors.Is(cause, ErrCancelled):
-		keep := lease.keep
+		keep := h.Keep
 		if keep >= 0 {
 			keep = max(keep, DefaultWindow.Milliseconds()) // as for a job that nobody held
 		}
-		return outcome{lease: lease, state: StateCancelled, err: errorText(err.Error()), keep: keep, cause: err}
+		return outcome{hold: h, state: StateCancelled, err: errorText(err.Error()), keep: keep, cause: err}
 	case errors.Is(cause, errShutdown):
-		return outcome{lease: lease, state: StateWaiting, cause: err}
+		return outcome{hold: h, state: StateWaiting, cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
 		crowded := ""
 		if x.watch.crowded.Load() {
 			crowded = " (all connections of the pool were in use; see the log)"
 		}
 		whose := "its kind's"
-		timeout := timeoutOf(ctx.leases, t.h)
+		timeout := timeoutOf(ctx.holds, t.h)
 		if timeout != t.h.timeout {
 			whose = "its job's"
 		}
 		err = fmt.Errorf("handler ran longer than %s, %s Timeout%s: %w", timeout, whose, crowded, err)
 	}
-	return lease.failure(err)
+	return leaseOf(h).failure(err)
 }
 
 // end passes an outcome to the outbox, unless the lease is known to be lost.
@@ -380,7 +378,7 @@ func (x *executor) end(t *task, o outcome) {
 	lost := t.lost
 	t.finishing = true
 	if lost != nil && !errors.Is(lost, ErrCancelled) {
-		x.tasks.forget(t.lease)
+		x.tasks.forget(t.hold)
 		x.tasks.mu.Unlock()
 		return
 	}
@@ -417,7 +415,7 @@ func (x *executor) tryTx(tasks []*task, h *Handler, try int, more bool) (again b
 	}
 	if more && conflicts(err) && ctx.why() == nil {
 		ctx.cancel(nil)
-		if x.afterConflict(tasks, try, time.Since(tasks[0].lease.began)) {
+		if x.afterConflict(tasks, try, time.Since(tasks[0].hold.Began)) {
 			return true
 		}
 		x.giveBack(tasks)
@@ -427,7 +425,7 @@ func (x *executor) tryTx(tasks []*task, h *Handler, try int, more bool) (again b
 	switch {
 	case errors.As(err, &committed):
 		for _, t := range tasks {
-			x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
+			x.end(t, outcome{hold: t.hold, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.hold.Began)})
 		}
 	case len(tasks) > 1:
 		// A job in the batch is at fault. Running each by itself shows which.
@@ -444,7 +442,7 @@ func (x *executor) failedTx(ctx *handlerContext, t *task, sure bool, err error) 
 	var refused *refusedError
 	if errors.As(err, &refused) {
 		x.tasks.lose(t, refused.op, refused.event)
-		x.end(t, outcome{lease: t.lease, state: StateWaiting})
+		x.end(t, outcome{hold: t.hold, state: StateWaiting})
 		return
 	}
 	var notBegun *notBegunError
@@ -465,7 +463,7 @@ func (x *executor) runAlone(tasks []*task, h *Handler, called bool) {
 	for _, t := range tasks {
 		switch {
 		case x.stopping.Load() && x.base.Err() != nil:
-			x.end(t, outcome{lease: t.lease, state: StateWaiting})
+			x.end(t, outcome{hold: t.hold, state: StateWaiting})
 		case x.mayRunAlone(t, called):
 			x.runTx([]*task{t}, h)
 		}
@@ -507,21 +505,21 @@ func conflicts(err error) bool {
 // transaction runs a handler in a transaction and commits that with the completions. After a nil error the transaction is
 // committed and all events are reported. sure is false if the error may stand for a commit whose answer was lost.
 func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure bool, err error) {
-	leases := make([]*Lease, len(tasks))
-	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
+	holds := make([]*hold.Hold, len(tasks))
+	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.hold.ID, b.hold.ID) })
 	for i, t := range tasks {
-		leases[i] = t.lease
-		t.lease.result, t.lease.inTx = "", true
+		holds[i] = t.hold
+		t.hold.Result, t.hold.InTx = "", true
 	}
-	tx, err := x.newHandlerTx(ctx, leases, h)
+	tx, err := x.newHandlerTx(ctx, holds, h)
 	if err != nil {
 		return true, &notBegunError{err}
 	}
 	defer tx.Release()
-	x.conns.Hold(tx, x.q.log, leases[0].Kind, leases[0].ID)
+	x.conns.Hold(tx, x.q.log, holds[0].Kind, holds[0].ID)
 	defer x.conns.Drop(tx)
 	x.called(tasks, h, ctx, tx)
-	err = protect(func() error { return h.run(ctx, tx.Handle(), leases) })
+	err = h.call(ctx, tx.Handle(), holds)
 	tx.Close()
 	// These count whatever the handler returned.
 	switch {
@@ -529,11 +527,6 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 		return true, &refusedError{"begin", EventLeaseLost}
 	case tx.NotBegun() != nil:
 		return true, &notBegunError{tx.NotBegun()}
-	}
-	if err == nil {
-		for _, lease := range leases {
-			lease.goesOn()
-		}
 	}
 	again := reschedules(err)
 	if err == nil || again {
@@ -544,11 +537,11 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	if err != nil && !again {
 		return true, undone(tx, err)
 	}
-	outcomes := make([]outcome, len(leases))
-	for i, l := range leases {
-		outcomes[i] = outcome{lease: l, state: StateCompleted, result: l.result, keep: l.keep, run: time.Since(l.began)}
+	outcomes := make([]outcome, len(holds))
+	for i, h := range holds {
+		outcomes[i] = outcome{hold: h, state: StateCompleted, result: h.Result, keep: h.Keep, run: time.Since(h.Began)}
 		if again {
-			outcomes[i] = l.failure(err)
+			outcomes[i] = leaseOf(h).failure(err)
 		}
 	}
 	return x.commit(ctx, tx, tasks, outcomes)
@@ -565,7 +558,7 @@ type txEnd struct {
 
 // txEnd chooses the statement for outcomes that are all alike: the jobs are completed, or run again.
 func (x *executor) txEnd(outcomes []outcome) *txEnd {
-	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.lined() })
+	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.hold.Lined() })
 	if outcomes[0].reset {
 		e := &txEnd{}
 		if lined || x.q.store.Citus.Load() == pg.CitusYes {
@@ -585,7 +578,7 @@ func (x *executor) txEnd(outcomes []outcome) *txEnd {
 	}
 	e := &txEnd{statement: stmt.CompleteJobs}
 	if len(outcomes) == 1 {
-		e.statement, e.args = outcomes[0].lease.shortly()
+		e.statement, e.args = shortly(outcomes[0].hold)
 	} else {
 		e.args = completeArgs(outcomes, true)
 	}
@@ -597,7 +590,7 @@ func (x *executor) txEnd(outcomes []outcome) *txEnd {
 
 // anyMember reports whether other jobs wait for one of these.
 func anyMember(outcomes []outcome) bool {
-	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
+	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.hold.Member })
 }
 
 // commit commits a handler's transaction together with the outcomes of its jobs: all are completed, or all run again.
@@ -611,12 +604,12 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, e.statement, e.args, e.row, e.next, e.members)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].hold, e.statement, e.args, e.row, e.next, e.members)
 	if next := e.next; next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.End(err == nil)
 			if tasks[0].doubt = nil; err == nil {
-				next.unheard(unbroken, outcomes[0].lease)
+				next.unheard(unbroken, outcomes[0].hold)
 			} else if !sure {
 				tasks[0].doubt = next
 			}
@@ -629,13 +622,13 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		if t.finishing, t.commits = err == nil, false; err == nil {
-			x.tasks.forget(t.lease)
+			x.tasks.forget(t.hold)
 		}
 	}
 	x.tasks.mu.Unlock()
 	if err == nil {
 		x.committed(ctx, outcomes, e)
-		x.q.heed(unbroken, outcomes[0].lease.db, e.cancelled)
+		x.q.heed(unbroken, x.db, e.cancelled)
 	}
 	return sure, err
 }
@@ -643,11 +636,11 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 // committed reports what was committed, and to whom it may matter.
 func (x *executor) committed(ctx context.Context, outcomes []outcome, e *txEnd) {
 	x.tally.ended(outcomes, nil, nil)
-	leased := e.next != nil && e.next.lease != nil
+	leased := e.next != nil && e.next.hold != nil
 	for _, o := range outcomes {
 		x.q.finished(ctx, o, false)
-		if o.lease.lined() && !leased {
-			x.woken(o.lease.Queue)
+		if o.hold.Lined() && !leased {
+			x.woken(o.hold.Queue)
 		}
 	}
 	if !outcomes[0].reset && anyMember(outcomes) {

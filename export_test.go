@@ -36,8 +36,9 @@ func (q *Queue) TakeApart() { q.store.Citus.Store(pg.CitusYes) }
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
-	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
-	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, n.args(outcome{lease: l, state: StateCompleted}, true), pg.Row(n.completed(new(*int64)))))
+	w := &Worker{q: l.q, lease: lease, handlers: map[string]*Handler{l.Kind: {}}}
+	n := &successor{x: &executor{w: w, q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
+	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, n.args(outcome{hold: &l.hold, state: StateCompleted}, true), pg.Row(n.completed(new(*int64)))))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
@@ -47,11 +48,11 @@ func TurnKey(schema, queue string) int64 { return pg.NewTurn(schema, queue, nil)
 func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, leases []*Lease) (left []*Lease, err error) {
 	batch := make([]outcome, len(leases))
 	for i, l := range leases {
-		batch[i] = outcome{lease: l, state: StateCompleted}
+		batch[i] = outcome{hold: &l.hold, state: StateCompleted}
 	}
 	_, open, err := q.finish(ctx, db, pg.Waiting(patience), batch)
 	for _, o := range open {
-		left = append(left, o.lease)
+		left = append(left, leaseOf(o.hold))
 	}
 	return left, err
 }
@@ -82,7 +83,7 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 	}
 	defer own.Disconnect(true)
 	b := &beats{q: q, db: pg.Quick{Own: own, Patience: beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx, stuckChanged: func() {}}}
-	b.extend([]*task{{lease: l}})
+	b.extend([]*task{{hold: &l.hold}})
 }
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.

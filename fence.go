@@ -197,7 +197,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 	c := fenceClaim{FenceLease: &FenceLease{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}, db: db}
 	c.args = []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
 	if f.job != nil {
-		c.args[0], c.args[1], c.args[2] = f.job.ID, f.job.claims, f.job.holder
+		c.args[0], c.args[1], c.args[2] = f.job.ID, f.job.hold.Claims, f.job.hold.Holder
 	}
 	for range table.SettleTries {
 		if ok, err := c.send(ctx, stmt.InsertFence, c.args...); ok || err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
@@ -23,7 +24,7 @@ import (
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
 // again after delay.
 type outcome struct {
-	lease  *Lease
+	hold   *hold.Hold
 	state  State  // StateCompleted, StateDead, StateCancelled, StateHeld; or StateWaiting: run again
 	result string // encoded; "" for none
 	err    string // appended to the job's errors; "" for none
@@ -53,7 +54,7 @@ func (l *Lease) SetResult(v any) error {
 	if err != nil {
 		return err
 	}
-	l.result = raw
+	l.hold.Result = raw
 	return nil
 }
 
@@ -67,7 +68,7 @@ func (l *Lease) SetWeight(n int) error {
 	if n < 0 || n > MaxWeight {
 		return invalid("SetWeight", "got %d; 0 to 1,000,000,000 is possible", n)
 	}
-	l.heavier.Store(int64(n - l.Weight))
+	l.hold.Heavier.Store(int64(n - l.Weight))
 	return nil
 }
 
@@ -76,11 +77,11 @@ func (l *Lease) SetWeight(n int) error {
 func heavierArg(outcomes []outcome) any {
 	var all map[int64]int64
 	for _, o := range outcomes {
-		if n := o.lease.heavier.Load(); n != 0 && o.lease.slotted() {
+		if n := o.hold.Heavier.Load(); n != 0 && o.hold.Slotted() {
 			if all == nil {
 				all = make(map[int64]int64)
 			}
-			all[o.lease.ID] = n
+			all[o.hold.ID] = n
 		}
 	}
 	if all == nil {
@@ -139,7 +140,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if db == nil {
 		db = l.db
 	}
-	if l.inTx {
+	if l.hold.InTx {
 		return errInTx
 	}
 	statement, args := l.completion()
@@ -160,10 +161,10 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 // The transaction of HandleTx and HandleBatch completes the job itself: there CompleteInBatch returns an error and adds
 // nothing.
 func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
-	if l.inTx {
+	if l.hold.InTx {
 		return errInTx
 	}
-	l.byHandler.Store(true)
+	l.hold.ByHandler.Store(true)
 	statement, args := l.completion()
 	if l.q.store.Citus.Load() == pg.CitusYes {
 		statement = l.q.store.OnNode(statement)
@@ -176,22 +177,6 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	return nil
 }
 
-// conflicts reports whether err means that Postgres wants a transaction run again that was to complete the job.
-func (l *Lease) conflicts(err error) bool {
-	return (l.conflict.Load() || l.completedItself()) && IsRetryable(err) && decidesNothing(err)
-}
-
-// startOver forgets what a run did that was rolled back.
-func (l *Lease) startOver() {
-	l.result = ""
-	l.conflict.Store(false)
-	l.byHandler.Store(false)
-	l.accepted.Store(false)
-}
-
-// completedItself reports whether the handler called Complete or CompleteInBatch, with or without success.
-func (l *Lease) completedItself() bool { return l.byHandler.Load() }
-
 // LeaseLost reports whether err, an error of the caller's own batch, means that Postgres refused a completion because its
 // lease is lost.
 func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLost(err) }
@@ -199,18 +184,18 @@ func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLos
 func (l *Lease) completed(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
-		l.byHandler.Store(true)
-		l.accepted.Store(true)
+		l.hold.ByHandler.Store(true)
+		l.hold.Accepted.Store(true)
 		l.q.waits.ended(l.ID)
 		if level := l.level(EventCompleted); l.q.watched(level) {
 			e := l.event(EventCompleted)
-			e.Run = time.Since(l.began)
+			e.Run = time.Since(l.hold.Began)
 			l.q.emitAt(ctx, level, e)
 		}
 		return nil
 	case leaseLost(err):
 		lost := l.lostError("complete")
-		if lost.Completed = l.accepted.Load(); lost.Completed {
+		if lost.Completed = l.hold.Accepted.Load(); lost.Completed {
 			return lost
 		}
 		e := l.event(EventStale)
@@ -224,22 +209,20 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 
 // completion gives the statement that completes the job, which raises an error if its guard does not hold.
 func (l *Lease) completion() (string, []any) {
-	if !l.plain(l.keep) {
-		return stmt.FinishJobs, finishArgs([]outcome{{lease: l, state: StateCompleted, result: l.result, keep: l.keep}}, true)
+	h := &l.hold
+	if !h.Plain(h.Keep) {
+		return stmt.FinishJobs, finishArgs([]outcome{{hold: h, state: StateCompleted, result: h.Result, keep: h.Keep}}, true)
 	}
-	return l.shortly()
+	return shortly(h)
 }
 
 // shortly gives the statement for a job that is not kept and has no lane and no limit. It tells nobody.
-func (l *Lease) shortly() (string, []any) {
-	if l.Key == "" {
-		return stmt.CompleteOneUnkeyed, []any{l.ID, l.claims, l.holder}
+func shortly(h *hold.Hold) (string, []any) {
+	if !h.Keyed {
+		return stmt.CompleteOneUnkeyed, []any{h.ID, h.Claims, h.Holder}
 	}
-	return stmt.CompleteOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
+	return stmt.CompleteOne, []any{h.ID, h.Claims, h.Holder, h.Token, h.Result}
 }
-
-// plain says that a completion concerns the job and its key alone: it is kept for no time, nobody waits for it, and it has no lane and no limit.
-func (l *Lease) plain(keep int64) bool { return keep == 0 && !l.member && !l.lined() }
 
 // Fail ends this attempt: the job runs again after the default backoff, or in a worker its kind's, or is dead when its attempts
 // are spent. err decides
@@ -258,11 +241,11 @@ func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
 
 // Release gives the job back at once, as if it had not been claimed. It spends no attempt.
 func (l *Lease) Release(ctx context.Context) error {
-	return l.end(ctx, "release", outcome{lease: l, state: StateWaiting})
+	return l.end(ctx, "release", outcome{hold: &l.hold, state: StateWaiting})
 }
 
 func (l *Lease) end(ctx context.Context, op string, o outcome) error {
-	if l.inTx {
+	if l.hold.InTx {
 		return errInTx
 	}
 	stale, _, err := l.q.finish(ctx, l.db, pg.Hot, []outcome{o})
@@ -279,7 +262,7 @@ func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
 	ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
 	for i, o := range outcomes {
-		ids[i], claims[i], holders[i], results[i] = o.lease.ID, o.lease.claims, o.lease.holder, o.result
+		ids[i], claims[i], holders[i], results[i] = o.hold.ID, o.hold.Claims, o.hold.Holder, o.result
 	}
 	return []any{ids, claims, holders, results, raise}
 }
@@ -290,7 +273,7 @@ func finishArgs(outcomes []outcome, raise bool) []any {
 	states, results, errs := make([]int16, n), make([]string, n), make([]string, n)
 	spent, keeps := make([]int32, n), make([]int64, n)
 	for i, o := range outcomes {
-		ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
+		ids[i], claims[i], holders[i] = o.hold.ID, o.hold.Claims, o.hold.Holder
 		states[i], results[i], errs[i], keeps[i] = int16(o.state), o.result, o.err, o.keep
 		if o.spend {
 			spent[i] = 1
@@ -304,7 +287,7 @@ func retryArgs(outcomes []outcome, raise bool) []any {
 	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
 	errs, spent, resets, delays, most := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n), make([]int32, n)
 	for i, o := range outcomes {
-		ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
+		ids[i], claims[i], holders[i] = o.hold.ID, o.hold.Claims, o.hold.Holder
 		errs[i], resets[i], delays[i], most[i] = o.err, o.reset, o.delay.Microseconds(), o.lostFrom()
 		if o.spend {
 			spent[i] = 1
@@ -332,8 +315,8 @@ func toldArgs(outcomes []outcome) []any {
 	var states []int16
 	var results []string
 	for _, o := range outcomes {
-		if o.lease.member {
-			ids, states, results = append(ids, o.lease.ID), append(states, int16(StateCompleted)), append(results, o.result)
+		if o.hold.Member {
+			ids, states, results = append(ids, o.hold.ID), append(states, int16(StateCompleted)), append(results, o.result)
 		}
 	}
 	return []any{ids, states, results}
@@ -352,8 +335,8 @@ func giveBackArgs(outcomes []outcome, raise bool) []any {
 
 // finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
-func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
-	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
+func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome) (stale []*hold.Hold, left []outcome, err error) {
+	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.hold.ID, b.hold.ID) })
 	plain, ended, again, back := byStatement(outcomes, q.store.Citus.Load() == pg.CitusYes)
 	pauseFull(ctx, q, db, by, back)
 	var cancelled, held []int64
@@ -389,13 +372,13 @@ func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome
 		slices.Sort(done)
 		cancelled = append(cancelled, asked...)
 		for _, o := range part.outcomes {
-			_, ok := slices.BinarySearch(done, o.lease.Token)
+			_, ok := slices.BinarySearch(done, o.hold.Token)
 			if !ok {
-				stale = append(stale, o.lease)
+				stale = append(stale, o.hold)
 			}
 			q.wrote(ctx, o, ok)
 			if o.own && (ok || o.unsure) {
-				held = append(held, o.lease.ID)
+				held = append(held, o.hold.ID)
 			}
 		}
 	}
@@ -408,11 +391,11 @@ func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome
 func byStatement(outcomes []outcome, citus bool) (plain, ended, again, back []outcome) {
 	for _, o := range outcomes {
 		switch {
-		case o.state == StateCompleted && o.lease.plain(o.keep):
+		case o.state == StateCompleted && o.hold.Plain(o.keep):
 			plain = append(plain, o)
 		case o.state.Finished():
 			ended = append(ended, o)
-		case o.wait == nil && !o.lease.lined() && !citus: // Citus refuses an update with the time
+		case o.wait == nil && !o.hold.Lined() && !citus: // Citus refuses an update with the time
 			again = append(again, o)
 		default:
 			back = append(back, o)
@@ -428,7 +411,7 @@ func (q *Queue) wrote(ctx context.Context, o outcome, ok bool) {
 		q.finished(ctx, o, !ok)
 	case o.late != nil:
 		q.log.WarnContext(ctx, "onceq: a handler returned an error after it had completed its job; the job stays completed",
-			slog.Int64("job", o.lease.ID), slog.String("kind", o.lease.Kind), slog.Any("error", o.late))
+			slog.Int64("job", o.hold.ID), slog.String("kind", o.hold.Kind), slog.Any("error", o.late))
 	}
 }
 
@@ -455,18 +438,18 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	case o.state == StateWaiting:
 		t = EventReleased
 	}
-	q.waits.ended(o.lease.ID) // or the job runs again
-	level := o.lease.level(t)
+	q.waits.ended(o.hold.ID) // or the job runs again
+	level := leaseOf(o.hold).level(t)
 	if !q.watched(level) {
 		return
 	}
-	e := o.lease.event(t)
+	e := leaseOf(o.hold).event(t)
 	e.Run, e.Err = o.run, o.cause
 	if e.Err == nil && o.err != "" {
 		e.Err = errors.New(o.err)
 	}
 	if stale {
-		e.Err = o.lease.lostError("finish")
+		e.Err = leaseOf(o.hold).lostError("finish")
 	}
 	q.emitAt(ctx, level, e)
 }

@@ -249,7 +249,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 
 // groups reads the groups to which AddMembers adds, and locks the lease.
 func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
-	err = l.q.store.QueryRow(ctx, db, stmt.GroupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
+	err = l.q.store.QueryRow(ctx, db, stmt.GroupsOf, []any{l.ID, l.hold.Claims, l.hold.Holder}, nil, &groups)
 	switch {
 	case leaseLost(err):
 		e := l.event(EventLeaseLost)
@@ -259,7 +259,7 @@ func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
 	case err != nil:
 		l.conflicted(ctx, err)
 		return nil, fmt.Errorf("onceq: add members: %w", l.q.store.Told(err))
-	case len(groups) == 0 && !l.member:
+	case len(groups) == 0 && !l.hold.Member:
 		return nil, invalid("AddMembers", "was called by job %d, for which no job waits; enqueue with EnqueueMany, or make this job a member with EnqueueGroup or After", l.ID)
 	}
 	return groups, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/guard"
+	"github.com/onceq/onceq/internal/hold"
 )
 
 // Kind declares a kind of job once, for the code that enqueues it and the code that runs it. P is its
@@ -382,6 +383,18 @@ func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next fun
 		return around(ctx, leases, func(ctx context.Context) error { return run(ctx, tx, leases) })
 	}
 	return h
+}
+
+// call calls the handler for jobs that a worker has. It neither panics nor returns an error that does.
+func (h *Handler) call(ctx context.Context, tx pgx.Tx, holds []*hold.Hold) error {
+	leases := leasesOf(holds)
+	err := protect(func() error { return h.run(ctx, tx, leases) })
+	if err == nil {
+		for _, l := range leases {
+			l.goesOn()
+		}
+	}
+	return err
 }
 
 // Kind is the name of the kind that the handler is for.

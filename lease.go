@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
@@ -46,48 +47,22 @@ type Lease struct {
 	CreatedAt   time.Time
 	Until       time.Time // end of the lease as claimed, by the database's clock
 
-	hold
-	handling
+	hold hold.Hold
+	origin
 	flow
 }
 
-// hold is how this process has the job: what a claim writes, and all statements of a lease compare.
-type hold struct {
-	q         *Queue
-	db        DB // for statements of the library's own, never the handler's transaction
-	claims    int32
-	member    bool // another job waits for this one: its end must be told
-	cancelled bool // somebody asked for that before this claim
-	holder    int64
-	identity  int64 // see effectMark
-
-	term time.Duration // how long the lease was at the claim
-	due  time.Time     // when the job was due that was let in at RunAt; zero for one that waited for nothing but its time
-	slot time.Time     // its slot by this process's clock, see reslot; zero if its limit had no rate
+// origin is where the lease comes from, and whose it is.
+type origin struct {
+	q        *Queue
+	db       DB        // for statements of the library's own, never the handler's transaction
+	h        *Handler  // from when a worker gets the lease; nil outside a worker
+	identity int64     // see effectMark
+	due      time.Time // when the job was due that was let in at RunAt; zero for one that waited for nothing but its time
 }
 
-// handling is what a worker decides before it calls the handler.
-type handling struct {
-	began   time.Time     // when the job was claimed, in a worker when its handler was called, by this process's clock
-	waited  time.Duration // how long the job had been due at began, by the database's clock; negative: not known
-	keep    int64         // milliseconds in history; 0: not at all, -1: until somebody decides
-	h       *Handler      // from when the executor gets the lease; nil outside a worker
-	inTx    bool          // the handler runs in a transaction that the worker ends
-	beats   time.Duration // how long a worker's beats extend the lease for; else 0, and for a batch
-	timeout time.Duration // of the job, or of its kind; 0 for none, and outside a worker
-}
-
-// flow is what has become of the job while its handler runs.
+// flow is how Await, Sleep and Once go on in each run of the handler.
 type flow struct {
-	result   string                   // encoded; "" for none. It is cleared before a run in a transaction
-	heavier  atomic.Int64             // how much more than it was said to weigh the job weighed: see SetWeight
-	progress atomic.Pointer[progress] // the handler's latest report
-	noted    atomic.Bool              // a beat has written when the run began
-
-	byHandler atomic.Bool // completed through Complete or CompleteInBatch, if that commits
-	accepted  atomic.Bool // the statement of one of these ran and was not refused
-	conflict  atomic.Bool // Postgres wants a transaction run again that contains Complete, CompleteInBatch or Lock
-
 	calls   atomic.Uint32        // how often the handler was called. For Once each call is a run of its own
 	stopped atomic.Pointer[stop] // the latest
 
@@ -113,21 +88,37 @@ func (l *Lease) timeoutFor(kind time.Duration) time.Duration {
 	}
 }
 
-// lined reports whether the job has a lane or a limit.
-func (l *Lease) lined() bool { return l.Lane != "" || l.Limit != "" }
+// leaseOf returns the lease that has h.
+func leaseOf(h *hold.Hold) *Lease { return h.Lease.(*Lease) }
 
-// leaseKey is how Enqueue recognises a handler's own keys, and how LeaseFromContext finds the lease.
-type leaseKey struct{}
-
-func leasesFrom(ctx context.Context) []*Lease {
-	leases, _ := ctx.Value(leaseKey{}).([]*Lease)
+func leasesOf(holds []*hold.Hold) []*Lease {
+	leases := make([]*Lease, len(holds))
+	for i, h := range holds {
+		leases[i] = leaseOf(h)
+	}
 	return leases
+}
+
+func holdsOf(leases []*Lease) []*hold.Hold {
+	holds := make([]*hold.Hold, len(leases))
+	for i, l := range leases {
+		holds[i] = &l.hold
+	}
+	return holds
+}
+
+// holdKey is how Enqueue recognises a handler's own keys, and how LeaseFromContext finds the lease.
+type holdKey struct{}
+
+func holdsFrom(ctx context.Context) []*hold.Hold {
+	holds, _ := ctx.Value(holdKey{}).([]*hold.Hold)
+	return holds
 }
 
 // LeaseFromContext returns the lease of the handler that ctx belongs to, or nil. It is nil for a batch of several jobs too.
 func LeaseFromContext(ctx context.Context) *Lease {
-	if leases := leasesFrom(ctx); len(leases) == 1 {
-		return leases[0]
+	if holds := holdsFrom(ctx); len(holds) == 1 {
+		return leaseOf(holds[0])
 	}
 	return nil
 }
@@ -148,17 +139,17 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkLease("Extend", d, time.Millisecond); err != nil {
 		return err
 	}
-	beats, err := l.q.beat(ctx, l.db, []*Lease{l}, []bool{true}, d)
+	beats, err := hold.Extend(ctx, l.q.store, l.db, []*hold.Hold{&l.hold}, []bool{true}, d)
 	if err != nil {
 		return err
 	}
 	switch {
-	case beats[0].lost:
+	case beats[0].Lost:
 		e := l.event(EventLeaseLost)
 		e.Err = l.lostError("extend")
 		l.q.emit(ctx, e)
 		return e.Err
-	case beats[0].cancelled:
+	case beats[0].Cancelled:
 		return ErrCancelled
 	}
 	return nil
@@ -179,7 +170,7 @@ func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
 // In a worker the server ends the transaction when it has idled for longer than the job's Timeout, so that a
 // process that freezes does not keep the job. HandleTx and HandleBatch lock the job themselves; there Lock returns an error.
 func (l *Lease) Lock(ctx context.Context, db DB) error {
-	if l.inTx {
+	if l.hold.InTx {
 		return errInTx
 	}
 	errNoTx := invalid("Lock", "needs a transaction, in which the job stays locked")
@@ -192,14 +183,14 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	case begin != nil:
 		return errNoTx
 	}
-	idle := lazytx.IdleLimit(l.timeout)
+	idle := lazytx.IdleLimit(l.hold.Timeout)
 	var err error
 	if l.q.store.Citus.Load() == pg.CitusYes { // it is the coordinator that is to end the connection
 		err = l.q.store.Send(ctx, db, pg.AsIs, stmt.OpenApart, []any{idle}, pg.NoRows)
 		idle = ""
 	}
 	if err == nil {
-		err = l.q.store.Send(ctx, db, pg.AsIs, stmt.LockJob, []any{idle, l.ID, l.claims, l.holder}, pg.NoRows)
+		err = l.q.store.Send(ctx, db, pg.AsIs, stmt.LockJob, []any{idle, l.ID, l.hold.Claims, l.hold.Holder}, pg.NoRows)
 	}
 	switch {
 	case err == nil:
@@ -218,74 +209,11 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 // transaction run again, the cause is usually that a beat changed the job's row after the transaction's snapshot, and it
 // would be the same the next time. So the lease is now made to last long enough that no beat touches it in the next run.
 func (l *Lease) conflicted(ctx context.Context, err error) {
-	if l.beats == 0 || !IsRetryable(err) {
+	if l.hold.Beats == 0 || !IsRetryable(err) {
 		return
 	}
-	l.conflict.Store(true)
+	l.hold.Conflict.Store(true)
 	l.q.log.WarnContext(ctx, "onceq: Postgres wants a handler's own transaction run again; if that is repeatable read or serializable and takes longer "+
 		"than a third of the lease, call Lease.Lock(ctx, tx) first in it", slog.Int64("job", l.ID), slog.String("kind", l.Kind), slog.Any("error", err))
-	l.lengthen(ctx, time.Since(l.began))
-}
-
-// lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it took. It reports
-// whether the job still belongs to this lease and no transaction has its row locked.
-func (l *Lease) lengthen(ctx context.Context, took time.Duration) (held bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.EndWithin)
-	defer cancel()
-	d := l.beats + 2*took
-	err := l.q.store.Guarded(ctx, l.db, stmt.LengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
-	return err == nil && held
-}
-
-// beatAnswer is what became of one lease in a beat. Neither extended nor lost means that the row is locked, or that the
-// lease already lasts longer. Locked means alive: nobody can claim a row that its holder's transaction has locked.
-type beatAnswer struct {
-	extended, lost, cancelled bool
-}
-
-// beat extends the leases, which the caller has sorted by id. running says which of their jobs are being worked on.
-func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool, d time.Duration) ([]beatAnswer, error) {
-	ids, claims, holders := guards(leases)
-	var notes []string
-	reports := make([]*progress, len(leases))
-	for i, l := range leases {
-		text, report := l.note()
-		if text != "" && notes == nil {
-			notes = make([]string, len(leases))
-		}
-		if text != "" {
-			notes[i], reports[i] = text, report
-		}
-	}
-	var extended, held, cancelled []int64
-	err := q.store.Guarded(ctx, db, stmt.ExtendLeases, []any{ids, claims, holders, d.Microseconds(), running, notes}, &extended, &held, &cancelled)
-	if err != nil {
-		return nil, fmt.Errorf("onceq: extend: %w", err)
-	}
-	answers := make([]beatAnswer, len(leases))
-	for i := range answers {
-		answers[i].lost = true
-	}
-	for _, n := range held {
-		answers[n-1].lost = false
-	}
-	for _, n := range extended {
-		answers[n-1].extended, answers[n-1].lost = true, false
-		if notes != nil && notes[n-1] != "" {
-			leases[n-1].wrote(reports[n-1])
-		}
-	}
-	for _, n := range cancelled {
-		answers[n-1].cancelled = true
-	}
-	return answers, nil
-}
-
-// guards gives the columns that every statement on behalf of a lease compares.
-func guards(leases []*Lease) (ids []int64, claims []int32, holders []int64) {
-	ids, claims, holders = make([]int64, len(leases)), make([]int32, len(leases)), make([]int64, len(leases))
-	for i, l := range leases {
-		ids[i], claims[i], holders[i] = l.ID, l.claims, l.holder
-	}
-	return ids, claims, holders
+	l.hold.Lengthen(ctx, l.q.store, l.db, time.Since(l.hold.Began))
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/promoter"
@@ -59,7 +60,7 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: pg.Quick{Own: own, Patience: beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
-		q: w.q, id: id, kinds: w.kinds, careful: w.careful, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
+		w: w, q: w.q, id: id, kinds: w.kinds, careful: w.careful, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.Shares,
 	}
 	r.presence = newPresence(w, id, pg.Quick{Own: own, Patience: pg.BriefWait}, db, r.tasks, &r.exec.limits, watch, r.tally)
@@ -84,7 +85,7 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	r.outbox.woken, r.exec.woken = live, live
 	r.outbox.told, r.exec.told = r.promoter.Told, r.promoter.Told
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
-	r.exec.suspended = func(l *Lease) { r.claimer.Suspended(l.Queue, quarantine.Job{ID: l.ID, Lost: l.Lost}, l.slot) }
+	r.exec.suspended = func(h *hold.Hold) { r.claimer.Suspended(h.Queue, quarantine.Job{ID: h.ID, Lost: h.Lost}, h.Slot) }
 	r.exec.extend = r.beats.extend
 	return r
 }

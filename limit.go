@@ -31,7 +31,7 @@ import (
 // A rate gives each job the time at which it starts: its slot, which is its run_at. The promoters compute slots under the
 // lane's lock from one row of limit_rates (the generic cell rate algorithm), for many jobs at a time and up to half a
 // second ahead, so that nothing is asked at a claim. A job that starts later than slotLate after its slot gets another one first
-// (reslot): otherwise all those that an outage held up would start at once. What starts late in that time is paid by the
+// (internal/slot): otherwise all those that an outage held up would start at once. What starts late in that time is paid by the
 // burst: slots are so far apart that no window of starts has more than the burst and what the rate allows.
 
 // lineOf gives the line in which a job with that path begins to wait, and the path as job_waits has it.

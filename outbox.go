@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
@@ -155,7 +156,7 @@ func (o *outbox) leave(batch []outcome, err error) (over []outcome) {
 	var stay []outcome
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", batch[0].lease.ID, err)
+	o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", batch[0].hold.ID, err)
 	for _, out := range batch {
 		if out.locked.IsZero() {
 			out.locked = time.Now()
@@ -204,12 +205,12 @@ func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
 			return
 		case badData(err) && replaced:
 			o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
-				slog.Int64("job", left[0].lease.ID), slog.Any("error", err))
+				slog.Int64("job", left[0].hold.ID), slog.Any("error", err))
 			o.forget(left)
 			return
 		case badData(err):
 			replaced = true
-			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
+			batch = []outcome{leaseOf(left[0].hold).failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
 			batch[0].unsure, batch[0].doubt, batch[0].locked = left[0].unsure, left[0].doubt, left[0].locked
 			continue
 		case pg.LockedOut(err) && o.ctx.Err() == nil:
@@ -238,7 +239,7 @@ func (o *outbox) once(batch []outcome, by pg.Way, limit time.Duration) (left []o
 	if len(batch) == 1 && batch[0].locked.IsZero() {
 		next = o.next(batch[0])
 	}
-	var stale []*Lease
+	var stale []*hold.Hold
 	if next != nil {
 		stale, left, err = next.finish(ctx, o.db, by, batch[0])
 	} else {
@@ -294,7 +295,7 @@ func without(batch, left []outcome) []outcome {
 		return batch
 	}
 	return slices.DeleteFunc(slices.Clone(batch), func(a outcome) bool {
-		return slices.ContainsFunc(left, func(b outcome) bool { return a.lease == b.lease })
+		return slices.ContainsFunc(left, func(b outcome) bool { return a.hold == b.hold })
 	})
 }
 
@@ -302,11 +303,11 @@ func without(batch, left []outcome) []outcome {
 func (o *outbox) written(batch []outcome, leased bool) {
 	told := false
 	for _, out := range batch {
-		if out.lease.lined() && !leased {
-			o.woken(out.lease.Queue)
+		if out.hold.Lined() && !leased {
+			o.woken(out.hold.Queue)
 		}
-		out.doubt.unheard(o.ctx, out.lease)
-		told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
+		out.doubt.unheard(o.ctx, out.hold)
+		told = told || out.hold.Member && (out.state.Finished() || out.unsure) // or the handler has ended it
 	}
 	if told {
 		o.told()
@@ -317,7 +318,7 @@ func (o *outbox) written(batch []outcome, leased bool) {
 func (o *outbox) forget(batch []outcome) {
 	o.tasks.mu.Lock()
 	for _, done := range batch {
-		o.tasks.forget(done.lease)
+		o.tasks.forget(done.hold)
 	}
 	o.tasks.mu.Unlock()
 }

@@ -124,7 +124,7 @@ func pauseFull(ctx context.Context, q *Queue, db DB, by pg.Way, outcomes []outco
 		if o.full == 0 {
 			continue
 		}
-		l := o.lease
+		l := o.hold
 		note := fmt.Sprintf("the handler of job %d said so (LimitFull)", l.ID)
 		args := []any{pausesLimit, l.Limit, nil, o.full.Microseconds(), note, true}
 		if err := q.store.Send(ctx, db, by, stmt.PauseIt, args, pg.Row(nil)); err != nil {

@@ -2,8 +2,9 @@ package onceq
 
 import (
 	"encoding/json"
-	"sync/atomic"
 	"time"
+
+	"github.com/onceq/onceq/internal/hold"
 )
 
 // Progress is how far a handler says that it has come.
@@ -26,7 +27,7 @@ const MaxProgressBytes = 1000
 // job's row while their transaction is open.
 func (l *Lease) Progress(done, total int64, note string) error {
 	switch {
-	case l.inTx:
+	case l.hold.InTx:
 		return invalid("Progress", "is not possible in HandleTx and HandleBatch, whose transaction has the job's row locked; use Handle")
 	case done < 0 || total < 0:
 		return invalid("Progress", "is %d of %d; neither may be negative", done, total)
@@ -36,49 +37,8 @@ func (l *Lease) Progress(done, total int64, note string) error {
 	if err := checkText("note", note); err != nil {
 		return err
 	}
-	at := l.claimedAt().Add(time.Since(l.began))
-	l.progress.Store(&progress{Progress: Progress{Done: done, Total: total, Note: note, At: at}})
+	l.hold.Report(hold.Progress{Done: done, Total: total, Note: note})
 	return nil
-}
-
-// progress is a report, and whether a beat has written it.
-type progress struct {
-	Progress
-	written atomic.Bool
-}
-
-// runNote is what beats write into jobs.progress: when the run began, and its latest report. Claims says of which claim it is,
-// because a claim does not clear the column.
-type runNote struct {
-	Claims int32     `json:"claims"`
-	Since  time.Time `json:"since"`
-	*Progress
-}
-
-// claimedAt is the database's time of the claim.
-func (l *Lease) claimedAt() time.Time { return l.Until.Add(-l.term) }
-
-// note returns what the next beat has to write, and "" for nothing: the first beat of a claim writes when the run began. The
-// report is the one that the note contains.
-func (l *Lease) note() (text string, report *progress) {
-	report = l.progress.Load()
-	if l.noted.Load() && (report == nil || report.written.Load()) {
-		return "", nil
-	}
-	n := runNote{Claims: l.claims, Since: l.claimedAt()}
-	if report != nil {
-		n.Progress = &report.Progress
-	}
-	raw, _ := json.Marshal(n) // texts, numbers and times always encode
-	return string(raw), report
-}
-
-// wrote records that a beat has written a note with this report.
-func (l *Lease) wrote(report *progress) {
-	l.noted.Store(true)
-	if report != nil {
-		report.written.Store(true)
-	}
 }
 
 // noted fills in what the column says of the job's latest run.
@@ -86,13 +46,13 @@ func (i *JobInfo) noted(text *string) error {
 	if text == nil {
 		return nil
 	}
-	var n runNote
+	var n hold.Note
 	if err := json.Unmarshal([]byte(*text), &n); err != nil {
 		return err
 	}
 	if int(n.Claims) == i.Claims {
 		if i.since = n.Since; n.Progress != nil && !n.Progress.At.IsZero() {
-			i.Progress = n.Progress
+			i.Progress = (*Progress)(n.Progress)
 		}
 	}
 	return nil

@@ -177,7 +177,7 @@ func DefaultBackoff(attempt int) time.Duration {
 
 // failure returns the outcome for what a handler returned.
 func (l *Lease) failure(err error) outcome {
-	o := outcome{lease: l, state: StateWaiting, cause: err, asked: true, run: time.Since(l.began)}
+	o := outcome{hold: &l.hold, state: StateWaiting, cause: err, asked: true, run: time.Since(l.hold.Began)}
 	again := retryOf(err)
 	var fatal *fatalError
 	var inFlight *InFlightError
@@ -216,7 +216,7 @@ func (o *outcome) freely(again *retryAfter) {
 	if again.err != nil {
 		o.err = errorText(o.cause.Error())
 	}
-	if again.full && o.lease.Limit != "" {
+	if again.full && o.hold.Limit != "" {
 		o.delay, o.full = 0, min(again.d, table.MaxDelay)
 	}
 }

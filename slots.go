@@ -13,6 +13,7 @@ import (
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/rhythm"
+	"github.com/onceq/onceq/internal/slot"
 	"github.com/onceq/onceq/internal/stmt"
 )
 
@@ -20,6 +21,7 @@ import (
 // nothing waits.
 type slots struct {
 	claimer.Slots
+	far  *slot.Distance
 	keep int64 // how long history is kept if the kind does not say, as in outcome.keep
 
 	mu      sync.Mutex // guards what follows
@@ -31,7 +33,7 @@ type slots struct {
 
 func newSlots(w *Worker, queue string, c QueueConfig) *slots {
 	s := &slots{
-		keep: w.keeps[queue], Slots: claimer.Slots{Queue: queue, Count: c.Concurrency, Width: 1, Pooled: w.pooledIn[queue], Conns: w.mayHold},
+		far: &w.q.far, keep: w.keeps[queue], Slots: claimer.Slots{Queue: queue, Count: c.Concurrency, Width: 1, Pooled: w.pooledIn[queue], Conns: w.mayHold},
 	}
 	for _, h := range w.handlers {
 		s.Width = max(s.Width, h.size)
@@ -62,10 +64,10 @@ func (s *slots) put(units []unit, first bool) (begin int) {
 func (s *slots) take() (u unit, ok, ask bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.waiting) > 0 && s.waiting[0].tooLate() {
+	if len(s.waiting) > 0 && s.waiting[0].tooLate(s.far) {
 		// The others that are late ask together with the first one.
 		s.waiting = slices.DeleteFunc(s.waiting, func(u unit) bool {
-			late := u.tooLate()
+			late := u.tooLate(s.far)
 			if late {
 				s.late = append(s.late, u)
 			}
@@ -140,7 +142,11 @@ func (x *executor) ClaimOne(ctx context.Context, db pg.Quick, kinds []string, as
 
 func (x *executor) Accept(queue string, jobs claimer.Jobs, began time.Time) (anyWait bool) {
 	s := x.slots[queue]
-	x.accept(s, jobs.(leased), began)
+	leases := jobs.(leased)
+	for _, l := range leases {
+		x.w.takes(l)
+	}
+	x.accept(s, holdsOf(leases), began)
 	return s.anyWait()
 }
 
@@ -202,8 +208,8 @@ func (p *poolWatch) look() {
 	p.tasks.mu.Lock()
 	for _, t := range p.tasks.all {
 		if t.ctx != nil && !t.since.IsZero() && t.h.inTx {
-			count[t.lease.Kind]++
-			oldest[t.lease.Kind] = max(oldest[t.lease.Kind], now.Sub(t.since))
+			count[t.hold.Kind]++
+			oldest[t.hold.Kind] = max(oldest[t.hold.Kind], now.Sub(t.since))
 		}
 	}
 	p.tasks.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/stmt"
@@ -38,7 +39,7 @@ type successor struct {
 	queue  string
 	holder int64
 	began  time.Time
-	lease  *Lease
+	hold   *hold.Hold
 	calls  bool // its statement has left a call of which nobody else knows
 	known  bool // its statement's answer has come, and that of the commit
 }
@@ -46,12 +47,12 @@ type successor struct {
 // successor returns what leases the next job of the lane of a job that completes, or nil if that is left to a claim. own is
 // 1 if the slot of the job that completes is still in use, and else 0.
 func (x *executor) successor(o outcome, own int64) *successor {
-	l := o.lease
-	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || l.Weight > 1 || !l.slot.IsZero() || l.member || x.q.store.Citus.Load() == pg.CitusYes {
+	h := o.hold
+	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || h.Lane == "" || h.Weight > 1 || h.Slotted() || h.Member || x.q.store.Citus.Load() == pg.CitusYes {
 		return nil
 	}
-	s := x.slots[l.Queue]
-	if s == nil || !s.FoundEnd() || l.Limit != "" && s.Outstanding.Load() > nextFew {
+	s := x.slots[h.Queue]
+	if s == nil || !s.FoundEnd() || h.Limit != "" && s.Outstanding.Load() > nextFew {
 		return nil
 	}
 	return x.reserve(s, own, 0)
@@ -94,7 +95,7 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 
 // args are those of stmt.FinishNext.
 func (n *successor) args(o outcome, raise bool) []any {
-	return []any{o.lease.ID, o.lease.claims, o.lease.holder, o.result, raise, n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
+	return []any{o.hold.ID, o.hold.Claims, o.hold.Holder, o.result, raise, n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
 }
 
 // nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that
@@ -117,25 +118,20 @@ func (a nextAnswer) ScanRow(rows pgx.Rows) error {
 	if rows.RawValues()[len(a.before)] == nil {
 		return a.before.ScanRow(rows)
 	}
-	l := &Lease{Queue: n.queue, hold: hold{q: n.x.q, db: n.x.db, holder: n.holder, term: n.x.lease}, handling: handling{began: n.began}}
-	var place int64
-	var cut bool
-	if err := l.read(rows, time.Time{}, &place, &cut, slices.Clip(a.before)...); err != nil {
-		return err
-	}
-	n.lease = l
-	return nil
+	var err error
+	n.hold, err = n.x.w.readNext(rows, n.x.db, n.queue, n.holder, n.began, slices.Clip(a.before))
+	return err
 }
 
 // finish writes the outcome, as Queue.finish does.
-func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o outcome) (stale []*Lease, left []outcome, err error) {
+func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o outcome) (stale []*hold.Hold, left []outcome, err error) {
 	var done *int64
 	err = n.x.q.store.Send(ctx, db, by, stmt.FinishNext, n.args(o, false), pg.Row(n.completed(&done)))
 	if err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
 	if done == nil {
-		stale = []*Lease{o.lease}
+		stale = []*hold.Hold{o.hold}
 	}
 	n.x.q.wrote(ctx, o, done != nil)
 	return stale, nil, nil
@@ -147,14 +143,15 @@ func (n *successor) End(ok bool) (leased bool) {
 		return false
 	}
 	n.known = n.known && ok // of what came before the answer was lost nothing is started
-	switch leased = ok && n.lease != nil; {
+	switch leased = ok && n.hold != nil; {
 	case leased && n.s.Outstanding.Load()-n.own > int64(n.s.Count*n.s.Width): // a claim came in between
-		n.x.outbox.add(outcome{lease: n.lease, state: StateWaiting})
+		n.x.outbox.add(outcome{hold: n.hold, state: StateWaiting})
 	case leased:
 		if n.x.q.watched(EventClaimed.Level()) {
-			n.x.q.claimed(n.x.base, n.lease, n.lease.RunAt)
+			l := leaseOf(n.hold)
+			n.x.q.claimed(n.x.base, l, l.RunAt)
 		}
-		n.x.accept(n.s, []*Lease{n.lease}, n.began)
+		n.x.accept(n.s, []*hold.Hold{n.hold}, n.began)
 		if n.x.stopping.Load() { // Run may have taken what waits before that
 			for _, u := range n.s.takeAll() {
 				n.x.giveBack(u.tasks)
@@ -172,7 +169,7 @@ func (n *successor) End(ok bool) (leased bool) {
 
 // unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
 // still until it ends. It comes after the completion is known to be committed, or to have failed.
-func (n *successor) unheard(ctx context.Context, after *Lease) {
+func (n *successor) unheard(ctx context.Context, after *hold.Hold) {
 	if n == nil || n.known {
 		return
 	}

@@ -8,13 +8,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
+	"github.com/onceq/onceq/internal/slot"
 	"github.com/onceq/onceq/internal/table"
 )
 
 // task is what a worker knows about one lease.
 type task struct {
-	lease *Lease
+	hold  *hold.Hold
 	h     *Handler
 	doubt *successor // as in outcome; its handler's goroutine uses these two
 	tried bool
@@ -32,7 +34,7 @@ type task struct {
 }
 
 // quarantined says whether the job has lost a lease; it was then claimed by itself.
-func (t *task) quarantined() bool { return t.lease.Lost > 0 }
+func (t *task) quarantined() bool { return t.hold.Lost > 0 }
 
 // unit is what one handler call gets: one task, or the tasks of a batch.
 type unit struct {
@@ -41,8 +43,8 @@ type unit struct {
 }
 
 // tooLate reports whether the slot of one of the tasks is too long ago for it to start.
-func (u unit) tooLate() bool {
-	return slices.ContainsFunc(u.tasks, func(t *task) bool { return t.lease.tooLate() })
+func (u unit) tooLate(far *slot.Distance) bool {
+	return slices.ContainsFunc(u.tasks, func(t *task) bool { return far.Late(t.hold) })
 }
 
 // taskSet holds all tasks of one Run, each from its claim until its outcome is written or its lease is lost. The executor
@@ -73,8 +75,8 @@ func (s *taskSet) held() map[int64]bool {
 	defer s.mu.Unlock()
 	held := make(map[int64]bool, len(s.all))
 	for _, t := range s.all {
-		if t.finishing || t.lost == nil && !t.late && !t.lease.completedItself() {
-			held[t.lease.ID] = true
+		if t.finishing || t.lost == nil && !t.late && !t.hold.ByHandler.Load() {
+			held[t.hold.ID] = true
 		}
 	}
 	return held
@@ -93,24 +95,24 @@ func (s *taskSet) overdue(tasks []*task, now time.Time, lease time.Duration) (ov
 }
 
 // forget removes a task that has been dealt with: its outcome is written, or its lease is lost. The caller holds mu.
-func (s *taskSet) forget(lease *Lease) {
-	t := s.all[lease.Token]
-	delete(s.all, lease.Token)
+func (s *taskSet) forget(h *hold.Hold) {
+	t := s.all[h.Token]
+	delete(s.all, h.Token)
 	if len(s.all) == 0 && s.emptied != nil {
 		s.emptied()
 	}
-	if lease.Lost > 0 {
+	if h.Lost > 0 {
 		if t != nil && !t.since.IsZero() && t.lost == nil && !t.late {
 			s.q.quarantine.EndedWell()
 		}
-		s.q.quarantine.Leave(s.q.store, lease.Token)
+		s.q.quarantine.Leave(s.q.store, h.Token)
 	}
 }
 
 // lose records that a task's lease is lost, ends its handler's context, and reports the event once. The task stays in the
 // set until its handler has returned.
 func (s *taskSet) lose(t *task, op string, event EventType) {
-	lost := t.lease.lostError(op)
+	lost := leaseOf(t.hold).lostError(op)
 	s.mu.Lock()
 	first := t.lost == nil
 	if first {
@@ -123,7 +125,7 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 	}
 	if first {
 		s.q.quarantine.Narrow()
-		e := t.lease.event(event)
+		e := leaseOf(t.hold).event(event)
 		e.Err = lost
 		s.q.emit(s.base, e)
 	}
@@ -152,14 +154,14 @@ func (s *taskSet) stuck() []table.Stuck {
 			continue
 		}
 		seen[t.ctx] = true
-		key := tallied{t.lease.Queue, t.lease.Kind}
+		key := tallied{t.hold.Queue, t.hold.Kind}
 		h, over := all[key], t.ctx.over()
 		if h == nil {
-			h = &table.Stuck{Queue: key.queue, Kind: key.kind, Job: t.lease.ID, Since: over}
+			h = &table.Stuck{Queue: key.queue, Kind: key.kind, Job: t.hold.ID, Since: over}
 			all[key] = h
 		}
 		if h.Slots++; over.Before(h.Since) {
-			h.Job, h.Since = t.lease.ID, over
+			h.Job, h.Since = t.hold.ID, over
 		}
 	}
 	var list []table.Stuck
@@ -181,7 +183,7 @@ func (s *taskSet) abandon(commits bool) (left error, committing bool) {
 		committing = committing || t.commits
 		if t.ctx != nil && (!t.finishing || commits && t.commits) {
 			n++
-			kinds = append(kinds, t.lease.Kind)
+			kinds = append(kinds, t.hold.Kind)
 			if t.tx != nil {
 				open = append(open, t.tx)
 			}
@@ -204,9 +206,9 @@ func (s *taskSet) abandon(commits bool) (left error, committing bool) {
 // handlerContext is the context of one run of a handler. What it needs to be cancelled and to have a deadline is made only
 // when somebody asks for it: for jobs of a few microseconds that would be half of the work.
 type handlerContext struct {
-	base   context.Context // of all handlers
-	leases []*Lease
-	one    [1]*Lease // where leases points if there is one job
+	base  context.Context // of all handlers
+	holds []*hold.Hold
+	one   [1]*hold.Hold // where holds points if there is one job
 
 	mu       sync.Mutex // guards what follows
 	deadline time.Time  // zero for none
@@ -306,8 +308,8 @@ func (c *handlerContext) Err() error                  { return c.made().Err() }
 
 // Value gives the leases to Enqueue and to LeaseFromContext. Package context asks for other values with keys of its own.
 func (c *handlerContext) Value(key any) any {
-	if key == (leaseKey{}) {
-		return c.leases
+	if key == (holdKey{}) {
+		return c.holds
 	}
 	return c.made().Value(key)
 }

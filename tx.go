@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
@@ -19,8 +20,8 @@ import (
 var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil to commit it with the job's completion, an error to roll it back")
 
 // newHandlerTx returns a transaction that is not open yet, and acquires the connection for it.
-func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*lazytx.Tx, error) {
-	q, first := x.q, leases[0]
+func (x *executor) newHandlerTx(ctx context.Context, holds []*hold.Hold, h *Handler) (*lazytx.Tx, error) {
+	q, first := x.q, holds[0]
 	begin := pg.BeginOwn
 	if h.serializable {
 		begin = "begin isolation level serializable read write"
@@ -35,20 +36,20 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 				all = append(all, lazytx.Statement{SQL: stmt.OpenApart, Args: []any{idle}, Raw: answer})
 				idle, answer = "", nil
 			}
-			if len(leases) == 1 {
-				return append(all, lazytx.Statement{SQL: q.store.SQL(stmt.LockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Raw: answer})
+			if len(holds) == 1 {
+				return append(all, lazytx.Statement{SQL: q.store.SQL(stmt.LockJob), Args: []any{idle, first.ID, first.Claims, first.Holder}, Raw: answer})
 			}
-			ids, claims, holders := guards(leases)
+			ids, claims, holders := hold.Guards(holds)
 			return append(all, lazytx.Statement{SQL: pg.KeepPlans}, lazytx.Statement{SQL: q.store.SQL(stmt.LockJobs), Args: []any{idle, ids, claims, holders}, Raw: answer}, lazytx.Statement{SQL: pg.RestorePlans})
 		},
 		Refused: func(err error) error {
 			switch {
 			case !leaseLost(err):
 				return nil
-			case len(leases) > 1:
+			case len(holds) > 1:
 				return fmt.Errorf("%w: of a job in the batch", ErrLeaseLost)
 			}
-			return first.lostError("begin")
+			return leaseOf(first).lostError("begin")
 		},
 		Committed: func(ctx context.Context, id string, ended bool) (committed bool, err error) {
 			switch {
@@ -64,17 +65,17 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		Wait:         max(x.lease, 2*time.Second), // then another worker may have one
 		EndedByOwner: errOwnTx,
 		Idle:         max(x.lease, 2*time.Second), // well above the ticks of the ping loop
-		IdleShared:   timeoutOf(leases, h),
+		IdleShared:   timeoutOf(holds, h),
 		Pipelines:    x.pipelines,
-		Owner:        leases,
+		Owner:        holds,
 	})
 }
 
-// leasesOf returns the jobs whose keys a handler cannot enqueue in its own transaction, if db is such a transaction.
-func leasesOf(db DB) []*Lease {
+// ownersOf returns the jobs whose keys a handler cannot enqueue in its own transaction, if db is such a transaction.
+func ownersOf(db DB) []*hold.Hold {
 	if h, ok := db.(*lazytx.Handle); ok {
-		leases, _ := h.Owner().([]*Lease)
-		return leases
+		holds, _ := h.Owner().([]*hold.Hold)
+		return holds
 	}
 	return nil
 }
@@ -82,7 +83,7 @@ func leasesOf(db DB) []*Lease {
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
 // row is where its answer goes, or next, for stmt.FinishNext. members tells those that wait for the jobs; nil for nobody. sure is false if the answer was lost, so that the transaction may have been
 // committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement) (sure bool, err error) {
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *hold.Hold, statement string, args, row []any, next *successor, members *lazytx.Statement) (sure bool, err error) {
 	own := tx.Open()
 	var other bool // the handler committed the transaction that was opened
 	same := func(row [][]byte) { other = row[len(row)-1] != nil }
@@ -103,7 +104,7 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, state
 
 // ending are the statements that end a handler's transaction, before its commit. same gets the row that says
 // whether it is still the transaction that was opened.
-func ending(q *Queue, tx *lazytx.Tx, first *Lease, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
+func ending(q *Queue, tx *lazytx.Tx, first *hold.Hold, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
 	own, citus := tx.Open(), q.store.Citus.Load() == pg.CitusYes
 	if statement == stmt.CompleteJobs || statement == stmt.RetryJobs { // functions bring their own settings
 		plans := pg.HotPlans

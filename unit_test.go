@@ -23,6 +23,7 @@ import (
 
 	"github.com/onceq/onceq/internal/citus"
 	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/listing"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
@@ -100,7 +101,7 @@ func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
 	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}}
 	now := time.Now()
 	at := func(id int64, claimed, extended time.Duration) *task {
-		return &task{lease: &Lease{ID: id, hold: hold{q: q}, handling: handling{began: now.Add(-claimed)}}, extended: now.Add(-extended)}
+		return &task{hold: &benchLease(q, id, now.Add(-claimed)).hold, extended: now.Add(-extended)}
 	}
 	h := new(Handler)
 	for name, test := range map[string]struct {
@@ -130,7 +131,7 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: tasks, handlers: map[string]*Handler{"k": h},
 		outbox: newOutbox(q, 1, nil, time.Minute, t.Context(), tasks, nil)}
 	x.stopping.Store(true)
-	x.accept(&slots{Slots: claimer.Slots{Count: 1, Width: 1, Signal: func() {}}}, []*Lease{{ID: 1, Kind: "k", hold: hold{q: q}}}, time.Now())
+	x.accept(&slots{Slots: claimer.Slots{Count: 1, Width: 1, Signal: func() {}}}, []*hold.Hold{{ID: 1, Kind: "k"}}, time.Now())
 	x.handling.Wait()
 	x.outbox.close()
 	given := x.outbox.take()
@@ -289,7 +290,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -454,11 +455,18 @@ func benchLeases(q *Queue, n int) []*Lease {
 	payload, _ := json.Marshal(benchOf)
 	leases := make([]*Lease, n)
 	for i := range leases {
-		id := int64(i + 1)
-		leases[i] = &Lease{ID: id, Token: id<<table.TokenBits | 1, Kind: "bench", Queue: DefaultQueue, Payload: payload, Attempt: 1, MaxAttempts: 25,
-			hold: hold{q: q, claims: 1, holder: 7}}
+		leases[i] = benchLease(q, int64(i+1), time.Time{})
+		leases[i].Payload = payload
 	}
 	return leases
+}
+
+func benchLease(q *Queue, id int64, began time.Time) *Lease {
+	token := id<<table.TokenBits | 1
+	l := &Lease{ID: id, Token: token, Kind: "bench", Queue: DefaultQueue, Attempt: 1, MaxAttempts: 25, origin: origin{q: q},
+		hold: hold.Hold{ID: id, Token: token, Claims: 1, Holder: 7, Kind: "bench", Queue: DefaultQueue, Began: began}}
+	l.hold.Lease = l
+	return l
 }
 
 // Everything between the claim of 1,000 jobs and their outcomes: handing out, decoding, running and collecting.
@@ -479,13 +487,13 @@ func BenchmarkDispatch(b *testing.B) {
 	leases := benchLeases(q, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		x.accept(s, leases, time.Now())
+		x.accept(s, holdsOf(leases), time.Now())
 		for left := len(leases); left > 0; {
 			batch := out.take()
 			left -= len(batch)
 			tasks.mu.Lock()
 			for _, o := range batch {
-				delete(tasks.all, o.lease.Token)
+				delete(tasks.all, o.hold.Token)
 			}
 			tasks.mu.Unlock()
 		}
@@ -501,7 +509,7 @@ func BenchmarkFinish(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		for i, l := range leases {
-			outcomes[i] = outcome{lease: l, state: StateCompleted}
+			outcomes[i] = outcome{hold: &l.hold, state: StateCompleted}
 		}
 		if _, _, err := q.finish(b.Context(), deadDB{}, pg.Hot, outcomes); !errors.Is(err, errDeadDB) {
 			b.Fatal(err)
@@ -513,11 +521,11 @@ func BenchmarkFinish(b *testing.B) {
 // Everybody locks rows in the order of their ids, on a machine whose ints are short too (GOARCH=386).
 func TestFinish_SortsByID(t *testing.T) {
 	t.Parallel()
-	batch := []outcome{{lease: &Lease{ID: 2 + 1<<32}}, {lease: &Lease{ID: 3}}, {lease: &Lease{ID: 1 + 3<<31}}}
+	batch := []outcome{{hold: &hold.Hold{ID: 2 + 1<<32}}, {hold: &hold.Hold{ID: 3}}, {hold: &hold.Hold{ID: 1 + 3<<31}}}
 	q := &Queue{store: pg.New(nil, "onceq", means, citus.Parts{})}
 	_, _, err := q.finish(t.Context(), nil, pg.Hot, batch)
 	require.ErrorIs(t, err, errNoDB)
-	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) }))
+	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.hold.ID, b.hold.ID) }))
 }
 
 // An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.

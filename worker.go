@@ -16,6 +16,7 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/quarantine"
+	"github.com/onceq/onceq/internal/slot"
 )
 
 // WorkerConfig configures a Worker. With the zero value a Worker works the queues of its handlers' kinds.
@@ -119,7 +120,7 @@ type Worker struct {
 type shared struct {
 	quarantine *quarantine.Turn // of the process: the turn to start a job that has lost a lease
 	late       sync.Map         // token → lateHandler: handlers that do not return
-	far        distance         // of the database, for the slots of rates
+	far        slot.Distance    // of the database, for the slots of rates
 	held       heldLately       // jobs that may run again
 }
 

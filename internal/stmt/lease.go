@@ -14,7 +14,7 @@ returning true`
 
 // ExtendLeases extends many leases. It returns the places of those extended, of those whose guard holds, and
 // of those whose jobs somebody wants cancelled. $5 says which of the leases have a handler that is running,
-// and $6 what is to be noted of a run (progress.go): null if there is nothing. It never waits for a lock:
+// and $6 what is to be noted of a run (internal/hold): null if there is nothing. It never waits for a lock:
 // otherwise one handler's transaction could let the other leases run out.
 const ExtendLeases = `
 with u as materialized (
