@@ -267,9 +267,9 @@ func cancelFollowers(ctx context.Context, q *Queue, db DB, ids []int64) error {
 		return nil
 	}
 	_, err := q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, ids, DefaultWindow.Milliseconds())
-	if badData(err) {
+	if pg.BadData(err) {
 		for _, id := range ids {
-			if _, err = q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, []int64{id}, DefaultWindow.Milliseconds()); badData(err) {
+			if _, err = q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, []int64{id}, DefaultWindow.Milliseconds()); pg.BadData(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
 				err = q.store.Send(ctx, db, pg.Hot, stmt.CallLater, []any{id}, pg.NoRows)
 			}

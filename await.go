@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
@@ -31,10 +32,7 @@ import (
 // EventWindow is how long an event stays after Emit. Who begins to wait later does not find it, and it can be emitted again.
 const EventWindow = 30 * 24 * time.Hour
 
-const (
-	emitPatience = time.Second // how long Await waits for an open transaction that emits the event
-	emitPause    = time.Second // how long the job is given back for when that was not enough
-)
+const emitPatience = time.Second // how long Await waits for an open transaction that emits the event
 
 // awaitState is what came of an Await or a Sleep, as job_awaits.state stores it.
 type awaitState int16
@@ -44,9 +42,6 @@ const (
 	awaitCame                       // the event came
 	awaitTimedOut                   // the time-out came first
 )
-
-// waitFor names what a job is given back for: a row of job_awaits.
-type waitFor struct{ scope, key string }
 
 // Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
 // its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
@@ -170,12 +165,12 @@ func Sleep(ctx context.Context, l *Lease, name string, d time.Duration) error {
 	}
 	over := false
 	defer func() { leave(over) }()
-	state, err := l.wait(ctx, waitFor{key: name}, d)
+	state, err := l.wait(ctx, finish.Wait{Key: name}, d)
 	switch {
 	case err != nil:
 		return err
 	case state.left > 0:
-		return l.stopAt(waitFor{key: name}, state.left)
+		return l.stopAt(finish.Wait{Key: name}, state.left)
 	}
 	over = true
 	return nil
@@ -186,7 +181,7 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 	if err := checkEvent(scope, key); err != nil {
 		return "", false, err
 	}
-	w := waitFor{scope, key}
+	w := finish.Wait{Scope: scope, Key: key}
 	for range table.SettleTries {
 		a, err := l.wait(ctx, w, timeout)
 		switch {
@@ -206,14 +201,14 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 			return "", false, l.timedOut(w)
 		}
 		if a, err = l.readAwait(ctx, w); err == nil && a != nil && a.state == awaitOpen {
-			return "", false, Snooze(emitPause) // the event is just being emitted
+			return "", false, Snooze(finish.Pause) // the event is just being emitted
 		}
 	}
 	return "", false, fmt.Errorf("%w (event %q in scope %q)", ErrKeyUnsettled, key, scope)
 }
 
 // stopAt returns the error that the handler must return until what it waits for has come, and records it for goesOn.
-func (l *Lease) stopAt(w waitFor, left time.Duration) error {
+func (l *Lease) stopAt(w finish.Wait, left time.Duration) error {
 	l.stopped.Store(&stop{l.calls.Load(), w})
 	return &retryAfter{d: left, wait: &w}
 }
@@ -230,8 +225,8 @@ func (l *Lease) goesOn() {
 
 // timedOut records that this run has heard that the event did not come in time. That stays so, and so the next Await for it, usually
 // in a loop, would not wait: it is refused.
-func (l *Lease) timedOut(w waitFor) error {
-	leave, err := l.use("await\x00"+w.scope+"\x00"+w.key, w.key)
+func (l *Lease) timedOut(w finish.Wait) error {
+	leave, err := l.use("await\x00"+w.Scope+"\x00"+w.Key, w.Key)
 	if err != nil {
 		return fmt.Errorf("%w: the time-out of %s was answered in this run, and that answer stays, so this call would not wait; "+
 			"wait for an event of another key, or Sleep and ask with Queue.Event", ErrNameUsed, w)
@@ -248,11 +243,11 @@ type awaited struct {
 }
 
 // wait reads what came of a wait, and begins it if the job asks for the first time.
-func (l *Lease) wait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
+func (l *Lease) wait(ctx context.Context, w finish.Wait, d time.Duration) (*awaited, error) {
 	switch {
 	case d == Forever || d > table.MaxDelay:
 		d = table.MaxDelay
-	case d < 0 && w.scope != "":
+	case d < 0 && w.Scope != "":
 		return nil, invalid("timeout", "is negative; use 0 to ask without waiting, or Forever")
 	case d < 0:
 		return nil, invalid("d", "is negative")
@@ -268,20 +263,13 @@ func (l *Lease) wait(ctx context.Context, w waitFor, d time.Duration) (*awaited,
 	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, w)
 }
 
-func (w waitFor) String() string {
-	if w.scope == "" {
-		return fmt.Sprintf("sleep %q", w.key)
-	}
-	return fmt.Sprintf("event %q in scope %q", w.key, w.scope)
-}
-
 // sendAwait sends a statement that commits by itself, on a connection that does not depend on the handler's transaction.
-func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args []any, dest ...any) error {
+func (l *Lease) sendAwait(ctx context.Context, w finish.Wait, statement string, args []any, dest ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.AnswerWithin)
 	defer cancel()
 	var err error
 	for range table.SettleTries {
-		err = l.q.store.Send(ctx, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, meeting, statement, append([]any{l.ID, w.scope, w.key, l.identity}, args...), pg.Row(dest...))
+		err = l.q.store.Send(ctx, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, meeting, statement, append([]any{l.ID, w.Scope, w.Key, l.identity}, args...), pg.Row(dest...))
 		if !IsRetryable(err) {
 			break
 		}
@@ -296,7 +284,7 @@ func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args
 var meeting = pg.Waiting(emitPatience)
 
 // readAwait returns nil if there is no row of this round.
-func (l *Lease) readAwait(ctx context.Context, w waitFor) (*awaited, error) {
+func (l *Lease) readAwait(ctx context.Context, w finish.Wait) (*awaited, error) {
 	const read = `
 select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::bigint, coalesce(a.payload::text, '')
   from onceq.job_awaits a
@@ -311,14 +299,14 @@ select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::big
 	return &a, err
 }
 
-func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
+func (l *Lease) beginAwait(ctx context.Context, w finish.Wait, d time.Duration) (*awaited, error) {
 	var holds bool
 	var state *awaitState
 	a := awaited{left: d}
 	err := l.sendAwait(ctx, w, stmt.BeginAwait, []any{l.hold.Claims, l.hold.Holder, d.Microseconds()}, &holds, &state, &a.payload)
 	switch {
 	case pg.LockedOut(err):
-		return nil, Snooze(emitPause) // a transaction that emits the event is open
+		return nil, Snooze(finish.Pause) // a transaction that emits the event is open
 	case err != nil:
 		return nil, err
 	case !holds:
@@ -330,7 +318,7 @@ func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*aw
 	return &a, nil
 }
 
-func (l *Lease) timeOut(ctx context.Context, w waitFor) (decided bool, err error) {
+func (l *Lease) timeOut(ctx context.Context, w finish.Wait) (decided bool, err error) {
 	var holds bool
 	err = l.sendAwait(ctx, w, stmt.EndAwait, []any{l.hold.Claims, l.hold.Holder}, &holds, &decided)
 	if err == nil && !holds {

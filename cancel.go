@@ -117,14 +117,14 @@ func heedAll(ctx context.Context, q *Queue, db, slow DB) (failed error) {
 		if err == nil {
 			continue
 		}
-		if !pg.LockedOut(err) && !badData(err) {
+		if !pg.LockedOut(err) && !pg.BadData(err) {
 			return err
 		}
 		for _, id := range ids {
 			_, err := cancelFree(ctx, q, slow, pg.Brief, []int64{id}, true, true)
 			switch {
 			case err == nil, pg.LockedOut(err): // that one waits for the next time
-			case badData(err):
+			case pg.BadData(err):
 				failed = err
 			default:
 				return err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/cursor"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
@@ -133,9 +134,9 @@ func (o *ClaimOptions) open(p *paused.Set) (statement string, kinds []string) {
 // it has ended.
 func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (alive []*Lease, ended int, err error) {
 	alive = leases[:0]
-	var dead []outcome
+	var dead []finish.Outcome
 	for _, l := range leases {
-		if o := exhausted(&l.hold, most); o != nil {
+		if o := finish.Exhausted(&l.hold, most); o != nil {
 			dead = append(dead, *o)
 		} else {
 			alive = append(alive, l)
@@ -153,22 +154,6 @@ func endExhausted(ctx context.Context, q *Queue, leases []*Lease, most int) (ali
 			slog.Int("jobs", len(left)), slog.Any("error", err))
 	}
 	return alive, len(dead), nil
-}
-
-// exhausted gives the outcome of a job that must not be started again, or nil.
-func exhausted(h *hold.Hold, maxLost int) *outcome {
-	var why string
-	switch {
-	case h.Cancelled:
-		return &outcome{hold: h, state: StateCancelled, keep: DefaultWindow.Milliseconds()}
-	case h.Lost >= maxLost:
-		why = table.Numbered(h.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
-	case h.Claims >= table.ClaimsLimit:
-		why = fmt.Sprintf("claimed %d times, more than a token can count", h.Claims)
-	default:
-		return nil
-	}
-	return &outcome{hold: h, state: StateDead, err: why, keep: -1}
 }
 
 // onlyOnTime returns those of the leases that Claim may return: it gives back those that missed their slots, and start later.

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
@@ -69,43 +70,43 @@ func (t *tally) started(tasks []*task) {
 // ended counts outcomes that are written, which those in left are not. Those of stale leases are not either,
 // unless an earlier try has written them, or the handler or the commit of its transaction has completed the
 // job.
-func (t *tally) ended(outcomes []outcome, stale []*hold.Hold, left []outcome) {
+func (t *tally) ended(outcomes []finish.Outcome, stale []*hold.Hold, left []finish.Outcome) {
 	var unwritten map[*hold.Hold]bool
 	if len(left) > 0 {
 		unwritten = make(map[*hold.Hold]bool, len(left))
 		for _, o := range left {
-			unwritten[o.hold] = true
+			unwritten[o.Hold] = true
 		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range outcomes {
-		if unwritten[o.hold] {
+		if unwritten[o.Hold] {
 			continue
 		}
-		state := o.state
-		if len(stale) > 0 && slices.Contains(stale, o.hold) {
-			if !o.unsure {
+		state := o.State
+		if len(stale) > 0 && slices.Contains(stale, o.Hold) {
+			if !o.Unsure {
 				continue
 			}
-			if o.hold.ByHandler.Load() || o.tried {
-				state = StateCompleted
+			if o.Hold.ByHandler.Load() || o.Tried {
+				state = finish.Completed
 			}
 		}
-		c := t.of(tallied{o.hold.Queue, o.hold.Kind})
+		c := t.of(tallied{o.Hold.Queue, o.Hold.Kind})
 		switch {
-		case state == StateCompleted:
+		case state == finish.Completed:
 			c.Completed++
-		case state == StateDead:
+		case state == finish.Dead:
 			c.Dead++
-		case state == StateWaiting && o.spend:
+		case state == finish.Waiting && o.Spend:
 			c.Failed++
 		default:
 			continue
 		}
-		if o.run > 0 {
-			count.AddTo(&c.Durations, count.RangeOf(o.run), 1)
-			c.Took += o.run
+		if o.Run > 0 {
+			count.AddTo(&c.Durations, count.RangeOf(o.Run), 1)
+			c.Took += o.Run
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/nap"
@@ -73,7 +74,7 @@ func (x *executor) accept(s *slots, holds []*hold.Hold, began time.Time) {
 	units := make([]unit, 0, len(tasks))
 	var batches map[*Handler][]*task
 	for i, t := range all {
-		if done := exhausted(t.hold, t.h.maxLost); done != nil {
+		if done := finish.Exhausted(t.hold, t.h.maxLost); done != nil {
 			x.left(s, []*task{t})
 			x.end(t, *done)
 			continue
@@ -227,7 +228,7 @@ func (x *executor) Taken() (all bool, returned int64) {
 // giveBack ends tasks that were not started, as if they had not been claimed.
 func (x *executor) giveBack(tasks []*task) {
 	for _, t := range tasks {
-		x.end(t, outcome{hold: t.hold, state: StateWaiting})
+		x.end(t, finish.Outcome{Hold: t.hold, State: finish.Waiting})
 	}
 }
 
@@ -316,7 +317,7 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 		ctx.cancel(nil)
 		took := time.Since(t.hold.Began)
 		if !x.afterConflict([]*task{t}, try, took) {
-			x.end(t, outcome{hold: t.hold, state: StateWaiting, unsure: t.hold.ByHandler.Load()})
+			x.end(t, finish.Outcome{Hold: t.hold, State: finish.Waiting, Unsure: t.hold.ByHandler.Load()})
 			return false
 		}
 		if t.hold.Lengthen(ctx, x.q.store, x.db, took) {
@@ -325,38 +326,38 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 		}
 	}
 	o := x.judge(t, ctx, err)
-	o.run = time.Since(t.hold.Began)
+	o.Run = time.Since(t.hold.Began)
 	x.end(t, o)
 	return false
 }
 
 // judge returns the outcome of a handler that returned err.
-func (x *executor) judge(t *task, ctx *handlerContext, err error) outcome {
+func (x *executor) judge(t *task, ctx *handlerContext, err error) finish.Outcome {
 	o := x.outcome(t, ctx, err)
 	// If the handler completed the job in a transaction of its own and committed that, the guard no longer holds and this
 	// outcome is refused, quietly. If not, nothing of it happened and the job has to run again.
-	if o.unsure = t.hold.ByHandler.Load(); o.unsure {
-		o.late = err
+	if o.Unsure = t.hold.ByHandler.Load(); o.Unsure {
+		o.Late = err
 	}
 	return o
 }
 
-func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
+func (x *executor) outcome(t *task, ctx *handlerContext, err error) finish.Outcome {
 	h := t.hold
 	cause := ctx.why()
 	switch {
 	case err == nil && h.ByHandler.Load():
 		return leaseOf(h).failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit; commit it before you return nil"))
 	case err == nil:
-		return outcome{hold: h, state: StateCompleted, result: h.Result, keep: h.Keep}
+		return finish.Outcome{Hold: h, State: finish.Completed, Result: h.Result, Keep: h.Keep}
 	case errors.Is(cause, ErrCancelled):
 		keep := h.Keep
 		if keep >= 0 {
-			keep = max(keep, DefaultWindow.Milliseconds()) // as for a job that nobody held
+			keep = max(keep, finish.CancelledKept)
 		}
-		return outcome{hold: h, state: StateCancelled, err: errorText(err.Error()), keep: keep, cause: err}
+		return finish.Outcome{Hold: h, State: finish.Cancelled, Err: finish.Text(err.Error()), Keep: keep, Cause: err}
 	case errors.Is(cause, errShutdown):
-		return outcome{hold: h, state: StateWaiting, cause: err}
+		return finish.Outcome{Hold: h, State: finish.Waiting, Cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
 		crowded := ""
 		if x.watch.crowded.Load() {
@@ -373,7 +374,7 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 }
 
 // end passes an outcome to the outbox, unless the lease is known to be lost.
-func (x *executor) end(t *task, o outcome) {
+func (x *executor) end(t *task, o finish.Outcome) {
 	x.tasks.mu.Lock()
 	lost := t.lost
 	t.finishing = true
@@ -425,7 +426,7 @@ func (x *executor) tryTx(tasks []*task, h *Handler, try int, more bool) (again b
 	switch {
 	case errors.As(err, &committed):
 		for _, t := range tasks {
-			x.end(t, outcome{hold: t.hold, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.hold.Began)})
+			x.end(t, finish.Outcome{Hold: t.hold, State: finish.Dead, Spend: true, Err: finish.Text(err.Error()), Keep: -1, Cause: err, Run: time.Since(t.hold.Began)})
 		}
 	case len(tasks) > 1:
 		// A job in the batch is at fault. Running each by itself shows which.
@@ -442,7 +443,7 @@ func (x *executor) failedTx(ctx *handlerContext, t *task, sure bool, err error) 
 	var refused *refusedError
 	if errors.As(err, &refused) {
 		x.tasks.lose(t, refused.op, refused.event)
-		x.end(t, outcome{hold: t.hold, state: StateWaiting})
+		x.end(t, finish.Outcome{Hold: t.hold, State: finish.Waiting})
 		return
 	}
 	var notBegun *notBegunError
@@ -453,7 +454,7 @@ func (x *executor) failedTx(ctx *handlerContext, t *task, sure bool, err error) 
 		err = &retryAfter{d: time.Second, err: err, free: true}
 	}
 	o := x.judge(t, ctx, err)
-	o.unsure, o.doubt, o.tried = !sure, t.doubt, t.tried
+	o.Unsure, o.Doubt, o.Tried = !sure, t.doubt, t.tried
 	x.end(t, o)
 }
 
@@ -463,7 +464,7 @@ func (x *executor) runAlone(tasks []*task, h *Handler, called bool) {
 	for _, t := range tasks {
 		switch {
 		case x.stopping.Load() && x.base.Err() != nil:
-			x.end(t, outcome{hold: t.hold, state: StateWaiting})
+			x.end(t, finish.Outcome{Hold: t.hold, State: finish.Waiting})
 		case x.mayRunAlone(t, called):
 			x.runTx([]*task{t}, h)
 		}
@@ -537,9 +538,9 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	if err != nil && !again {
 		return true, undone(tx, err)
 	}
-	outcomes := make([]outcome, len(holds))
+	outcomes := make([]finish.Outcome, len(holds))
 	for i, h := range holds {
-		outcomes[i] = outcome{hold: h, state: StateCompleted, result: h.Result, keep: h.Keep, run: time.Since(h.Began)}
+		outcomes[i] = finish.Outcome{Hold: h, State: finish.Completed, Result: h.Result, Keep: h.Keep, Run: time.Since(h.Began)}
 		if again {
 			outcomes[i] = leaseOf(h).failure(err)
 		}
@@ -547,75 +548,38 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	return x.commit(ctx, tx, tasks, outcomes)
 }
 
-// txEnd is what ends a handler's transaction: what writes its jobs' outcomes, and what follows it.
-type txEnd struct {
-	statement string
-	args, row []any // row: where the statement's answer goes, if anything but the guard is asked
-	next      *successor
-	members   *lazytx.Statement // tells those that wait for the jobs; nil for nobody
-	cancelled []int64           // what the statement returns of jobs that are given back
-}
-
-// txEnd chooses the statement for outcomes that are all alike: the jobs are completed, or run again.
-func (x *executor) txEnd(outcomes []outcome) *txEnd {
-	lined := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.hold.Lined() })
-	if outcomes[0].reset {
-		e := &txEnd{}
-		if lined || x.q.store.Citus.Load() == pg.CitusYes {
-			e.statement, e.args, e.row = stmt.GiveBackJobs, giveBackArgs(outcomes, true), []any{nil, &e.cancelled}
-		} else {
-			e.statement, e.args, e.row = stmt.RetryJobs, retryArgs(outcomes, true), []any{nil, nil, &e.cancelled}
-		}
-		return e
-	}
-	if len(outcomes) == 1 {
-		if next := x.successor(outcomes[0], 1); next != nil {
-			return &txEnd{statement: stmt.FinishNext, args: next.args(outcomes[0], true), next: next}
-		}
-	}
-	if lined || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }) {
-		return &txEnd{statement: stmt.FinishJobs, args: finishArgs(outcomes, true)}
-	}
-	e := &txEnd{statement: stmt.CompleteJobs}
-	if len(outcomes) == 1 {
-		e.statement, e.args = shortly(outcomes[0].hold)
-	} else {
-		e.args = completeArgs(outcomes, true)
-	}
-	if anyMember(outcomes) {
-		e.members = &lazytx.Statement{SQL: stmt.TellMembers, Args: toldArgs(outcomes)}
-	}
-	return e
-}
-
-// anyMember reports whether other jobs wait for one of these.
-func anyMember(outcomes []outcome) bool {
-	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.hold.Member })
-}
-
 // commit commits a handler's transaction together with the outcomes of its jobs: all are completed, or all run again.
-func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, outcomes []outcome) (sure bool, err error) {
+func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, outcomes []finish.Outcome) (sure bool, err error) {
 	// The handler is done and wants the commit, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
 	defer cancel()
-	e := x.txEnd(outcomes)
+	var next *successor
+	if len(outcomes) == 1 {
+		next = x.successor(outcomes[0], 1)
+	}
+	var last *finish.Last
+	if next != nil {
+		last = &finish.Last{Statement: stmt.FinishNext, Args: next.args(outcomes[0], true)}
+	} else {
+		last = finish.InTx(outcomes, x.q.store.Citus.Load() == pg.CitusYes)
+	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].hold, e.statement, e.args, e.row, e.next, e.members)
-	if next := e.next; next != nil {
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].Hold, last, next)
+	if next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.End(err == nil)
 			if tasks[0].doubt = nil; err == nil {
-				next.unheard(unbroken, outcomes[0].hold)
+				next.Unheard(unbroken, outcomes[0].Hold)
 			} else if !sure {
 				tasks[0].doubt = next
 			}
 		}(err)
 	}
-	tasks[0].tried = !sure && !outcomes[0].reset
+	tasks[0].tried = !sure && !outcomes[0].Reset
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}
@@ -627,23 +591,22 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	}
 	x.tasks.mu.Unlock()
 	if err == nil {
-		x.committed(ctx, outcomes, e)
-		x.q.heed(unbroken, x.db, e.cancelled)
+		x.committed(ctx, outcomes, next != nil && next.hold != nil)
+		x.q.heed(unbroken, x.db, last.Cancelled)
 	}
 	return sure, err
 }
 
 // committed reports what was committed, and to whom it may matter.
-func (x *executor) committed(ctx context.Context, outcomes []outcome, e *txEnd) {
+func (x *executor) committed(ctx context.Context, outcomes []finish.Outcome, leased bool) {
 	x.tally.ended(outcomes, nil, nil)
-	leased := e.next != nil && e.next.hold != nil
 	for _, o := range outcomes {
 		x.q.finished(ctx, o, false)
-		if o.hold.Lined() && !leased {
-			x.woken(o.hold.Queue)
+		if o.Hold.Lined() && !leased {
+			x.woken(o.Hold.Queue)
 		}
 	}
-	if !outcomes[0].reset && anyMember(outcomes) {
+	if !outcomes[0].Reset && finish.AnyMember(outcomes) {
 		x.told()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/sqlstate"
@@ -14,7 +15,7 @@ import (
 
 // FailAll writes the outcomes of several leases at once, as a worker does, inside db.
 func (q *Queue) FailAll(ctx context.Context, db DB, leases []*Lease, err error) error {
-	var outcomes []outcome
+	var outcomes []finish.Outcome
 	for _, l := range leases {
 		outcomes = append(outcomes, l.failure(err))
 	}
@@ -38,7 +39,7 @@ func (q *Queue) TakeApart() { q.store.Citus.Store(pg.CitusYes) }
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	w := &Worker{q: l.q, lease: lease, handlers: map[string]*Handler{l.Kind: {}}}
 	n := &successor{x: &executor{w: w, q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
-	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, n.args(outcome{hold: &l.hold, state: StateCompleted}, true), pg.Row(n.completed(new(*int64)))))
+	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, n.args(finish.Outcome{Hold: &l.hold, State: finish.Completed}, true), pg.Row(n.completed(new(*int64)))))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
@@ -46,13 +47,13 @@ func TurnKey(schema, queue string) int64 { return pg.NewTurn(schema, queue, nil)
 
 // FinishAll completes jobs as a worker does, in one batch that waits so long for a lock, and returns those that are left.
 func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, leases []*Lease) (left []*Lease, err error) {
-	batch := make([]outcome, len(leases))
+	batch := make([]finish.Outcome, len(leases))
 	for i, l := range leases {
-		batch[i] = outcome{hold: &l.hold, state: StateCompleted}
+		batch[i] = finish.Outcome{Hold: &l.hold, State: finish.Completed}
 	}
 	_, open, err := q.finish(ctx, db, pg.Waiting(patience), batch)
 	for _, o := range open {
-		left = append(left, leaseOf(o.hold))
+		left = append(left, leaseOf(o.Hold))
 	}
 	return left, err
 }

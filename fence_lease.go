@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/calls"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
@@ -163,7 +164,7 @@ func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 		return invalid("Uncertain", "needs an error that says why")
 	}
 	cause = tame(cause)
-	err := c.run(ctx, db, "uncertain", stmt.DoubtFence, errorText(cause.Error()))
+	err := c.run(ctx, db, "uncertain", stmt.DoubtFence, finish.Text(cause.Error()))
 	if err == nil {
 		c.f.emit(ctx, EventUncertain, c.Token, cause)
 	}
@@ -253,7 +254,7 @@ func (c *FenceLease) succeed(ctx context.Context, result any) error {
 	raw, bad := encodeResult(result)
 	if bad != nil {
 		var e *InvalidError
-		if raw, why = "", errorText(bad.Error()); errors.As(bad, &e) {
+		if raw, why = "", finish.Text(bad.Error()); errors.As(bad, &e) {
 			why = e.Reason
 		}
 	}
@@ -279,11 +280,11 @@ func (c *FenceLease) doubt(ctx context.Context, cause error) error {
 	case err != nil:
 		return c.uncertain(ctx, "", errors.Join(cause, err)) // the lease runs out, which means the same
 	}
-	return c.f.uncertain(errorText(cause.Error()), cause)
+	return c.f.uncertain(finish.Text(cause.Error()), cause)
 }
 
 func (c *FenceLease) uncertain(ctx context.Context, what string, err error) error {
-	u := c.f.uncertain(what+errorText(err.Error()), err)
+	u := c.f.uncertain(what+finish.Text(err.Error()), err)
 	c.f.emit(ctx, EventUncertain, c.Token, u)
 	return u
 }
@@ -299,7 +300,7 @@ func (c *FenceLease) record(ctx context.Context, write func(context.Context) err
 		one, cancel := context.WithTimeout(ctx, pg.EndWithin)
 		err = write(one)
 		cancel()
-		if err == nil || errors.Is(err, ErrLeaseLost) || badData(err) {
+		if err == nil || errors.Is(err, ErrLeaseLost) || pg.BadData(err) {
 			return err
 		}
 	}

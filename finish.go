@@ -1,50 +1,20 @@
 package onceq
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
-	"github.com/onceq/onceq/internal/stmt"
 )
-
-// outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
-// again after delay.
-type outcome struct {
-	hold   *hold.Hold
-	state  State  // StateCompleted, StateDead, StateCancelled, StateHeld; or StateWaiting: run again
-	result string // encoded; "" for none
-	err    string // appended to the job's errors; "" for none
-	delay  time.Duration
-	spend  bool          // an attempt was spent
-	reset  bool          // count attempts from 0 again
-	wait   *waitFor      // what it is given back for: the database says how long; nil for none
-	keep   int64         // milliseconds in history; 0: not at all, -1: until somebody decides
-	unsure bool          // it may already be written, so a guard that does not hold means nothing
-	locked time.Time     // when it was found that it waits for somebody else's lock; zero if it does not
-	doubt  *successor    // what a completion before this try may have leased; nil for nothing
-	own    bool          // held because of an effect of its own
-	full   time.Duration // for how long its limit is to be paused (LimitFull)
-	asked  bool          // the handler came to its end and did not finish the job; otherwise the job is given back
-
-	tried bool          // unsure because of a commit that completed the job, if there was one
-	late  error         // what the handler returned after it had completed the job itself
-	cause error         // for events
-	run   time.Duration // for events
-}
 
 // SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
 // JSON now, an empty json.RawMessage as null; the limit is MaxResultBytes. A job that waits for this one reads it as Member.Result (Lease.Members). Else, without
@@ -70,25 +40,6 @@ func (l *Lease) SetWeight(n int) error {
 	}
 	l.hold.Heavier.Store(int64(n - l.Weight))
 	return nil
-}
-
-// heavierArg is what the ends of jobs say of SetWeight: how much more each of them weighed, by id; nil for
-// nothing.
-func heavierArg(outcomes []outcome) any {
-	var all map[int64]int64
-	for _, o := range outcomes {
-		if n := o.hold.Heavier.Load(); n != 0 && o.hold.Slotted() {
-			if all == nil {
-				all = make(map[int64]int64)
-			}
-			all[o.hold.ID] = n
-		}
-	}
-	if all == nil {
-		return nil
-	}
-	text, _ := json.Marshal(all) // a map of numbers always encodes
-	return string(text)
 }
 
 func encodeResult(v any) (string, error) { return encodeJSON("result", v) }
@@ -143,7 +94,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if l.hold.InTx {
 		return errInTx
 	}
-	statement, args := l.completion()
+	statement, args := finish.Completion(&l.hold)
 	err := l.q.store.SendBare(ctx, db, statement, args, pg.NoRows)
 	if pg.OverLimit(err) && pg.Own(db) != nil && ctx.Err() == nil { // otherwise the job would run again
 		err = l.q.store.Send(ctx, db, pg.Hot, statement, args, pg.NoRows)
@@ -165,7 +116,7 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 		return errInTx
 	}
 	l.hold.ByHandler.Store(true)
-	statement, args := l.completion()
+	statement, args := finish.Completion(&l.hold)
 	if l.q.store.Citus.Load() == pg.CitusYes {
 		statement = l.q.store.OnNode(statement)
 	}
@@ -207,23 +158,6 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	return fmt.Errorf("onceq: complete: %w", l.q.store.Told(err))
 }
 
-// completion gives the statement that completes the job, which raises an error if its guard does not hold.
-func (l *Lease) completion() (string, []any) {
-	h := &l.hold
-	if !h.Plain(h.Keep) {
-		return stmt.FinishJobs, finishArgs([]outcome{{hold: h, state: StateCompleted, result: h.Result, keep: h.Keep}}, true)
-	}
-	return shortly(h)
-}
-
-// shortly gives the statement for a job that is not kept and has no lane and no limit. It tells nobody.
-func shortly(h *hold.Hold) (string, []any) {
-	if !h.Keyed {
-		return stmt.CompleteOneUnkeyed, []any{h.ID, h.Claims, h.Holder}
-	}
-	return stmt.CompleteOne, []any{h.ID, h.Claims, h.Holder, h.Token, h.Result}
-}
-
 // Fail ends this attempt: the job runs again after the default backoff, or in a worker its kind's, or is dead when its attempts
 // are spent. err decides
 // as it does when a handler returns it: see Fatal, RetryAfter, Snooze and Reschedule.
@@ -241,14 +175,14 @@ func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
 
 // Release gives the job back at once, as if it had not been claimed. It spends no attempt.
 func (l *Lease) Release(ctx context.Context) error {
-	return l.end(ctx, "release", outcome{hold: &l.hold, state: StateWaiting})
+	return l.end(ctx, "release", finish.Outcome{Hold: &l.hold, State: finish.Waiting})
 }
 
-func (l *Lease) end(ctx context.Context, op string, o outcome) error {
+func (l *Lease) end(ctx context.Context, op string, o finish.Outcome) error {
 	if l.hold.InTx {
 		return errInTx
 	}
-	stale, _, err := l.q.finish(ctx, l.db, pg.Hot, []outcome{o})
+	stale, _, err := l.q.finish(ctx, l.db, pg.Hot, []finish.Outcome{o})
 	if err != nil {
 		return err
 	}
@@ -258,233 +192,69 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 	return nil
 }
 
-func completeArgs(outcomes []outcome, raise bool) []any {
-	n := len(outcomes)
-	ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
-	for i, o := range outcomes {
-		ids[i], claims[i], holders[i], results[i] = o.hold.ID, o.hold.Claims, o.hold.Holder, o.result
-	}
-	return []any{ids, claims, holders, results, raise}
-}
-
-func finishArgs(outcomes []outcome, raise bool) []any {
-	n := len(outcomes)
-	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
-	states, results, errs := make([]int16, n), make([]string, n), make([]string, n)
-	spent, keeps := make([]int32, n), make([]int64, n)
-	for i, o := range outcomes {
-		ids[i], claims[i], holders[i] = o.hold.ID, o.hold.Claims, o.hold.Holder
-		states[i], results[i], errs[i], keeps[i] = int16(o.state), o.result, o.err, o.keep
-		if o.spend {
-			spent[i] = 1
+// finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. After an
+// error, left are the outcomes that may not have been written.
+func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []finish.Outcome) (stale []*hold.Hold,
+	left []finish.Outcome, err error) {
+	pauseFull(ctx, q, db, by, outcomes)
+	var held []int64
+	stale, cancelled, left, err := finish.Write(ctx, q.store, db, by, outcomes, func(o finish.Outcome, ok bool) {
+		q.wrote(ctx, o, ok)
+		if o.Own && (ok || o.Unsure) {
+			held = append(held, o.Hold.ID)
 		}
-	}
-	return []any{ids, claims, holders, states, results, errs, spent, keeps, raise, heavierArg(outcomes)}
-}
-
-func retryArgs(outcomes []outcome, raise bool) []any {
-	n := len(outcomes)
-	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
-	errs, spent, resets, delays, most := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n), make([]int32, n)
-	for i, o := range outcomes {
-		ids[i], claims[i], holders[i] = o.hold.ID, o.hold.Claims, o.hold.Holder
-		errs[i], resets[i], delays[i], most[i] = o.err, o.reset, o.delay.Microseconds(), o.lostFrom()
-		if o.spend {
-			spent[i] = 1
-		}
-	}
-	return []any{ids, claims, holders, errs, spent, resets, delays, most, raise}
-}
-
-// lostFrom is the number from which the job's lost leases count on, if there were more. A handler that came to its end did
-// not end its process. After a failure one stays, so that the job goes on running alone (package quarantine): one that now fails and
-// now ends its process would otherwise take the same jobs beside it with it each time. A job that is only given back keeps all.
-func (o *outcome) lostFrom() int32 {
-	switch {
-	case o.asked && o.spend:
-		return 1
-	case o.asked:
-		return 0
-	}
-	return maxMaxLost
-}
-
-// toldArgs are those of stmt.TellMembers for the completed jobs that others wait for.
-func toldArgs(outcomes []outcome) []any {
-	var ids []int64
-	var states []int16
-	var results []string
-	for _, o := range outcomes {
-		if o.hold.Member {
-			ids, states, results = append(ids, o.hold.ID), append(states, int16(StateCompleted)), append(results, o.result)
-		}
-	}
-	return []any{ids, states, results}
-}
-
-// giveBackArgs also says what the jobs wait for, and sets how long one is given back for if Emit has the row of its wait.
-func giveBackArgs(outcomes []outcome, raise bool) []any {
-	scopes, keys := make([]*string, len(outcomes)), make([]*string, len(outcomes))
-	for i, o := range outcomes {
-		if o.wait != nil {
-			scopes[i], keys[i], outcomes[i].delay = &o.wait.scope, &o.wait.key, emitPause
-		}
-	}
-	return append(retryArgs(outcomes, raise), scopes, keys, heavierArg(outcomes))
-}
-
-// finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
-// kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
-func (q *Queue) finish(ctx context.Context, db DB, by pg.Way, outcomes []outcome) (stale []*hold.Hold, left []outcome, err error) {
-	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.hold.ID, b.hold.ID) })
-	plain, ended, again, back := byStatement(outcomes, q.store.Citus.Load() == pg.CitusYes)
-	pauseFull(ctx, q, db, by, back)
-	var cancelled, held []int64
-	locks := 0
-	var done, asked []int64 // of one part
-	for _, part := range []struct {
-		outcomes  []outcome
-		statement string
-		args      func([]outcome, bool) []any
-		answer    []any
-	}{
-		{plain, stmt.CompleteJobs, completeArgs, []any{nil, &done}},
-		{ended, stmt.FinishJobs, finishArgs, []any{&done}},
-		{again, stmt.RetryJobs, retryArgs, []any{nil, &done, &asked}},
-		{back, stmt.GiveBackJobs, giveBackArgs, []any{&done, &asked}},
-	} {
-		if len(part.outcomes) == 0 {
-			continue
-		}
-		// A lock is the trouble of one part alone. But a whole table may be locked, and then each part would wait.
-		if err != nil && (!pg.LockedOut(err) || locks > 1) {
-			left = append(left, part.outcomes...)
-			continue
-		}
-		done, asked = nil, nil
-		failed := q.store.Send(ctx, db, by, part.statement, part.args(part.outcomes, false), pg.Row(part.answer...))
-		if failed != nil {
-			err = fmt.Errorf("onceq: finish: %w", failed)
-			left = append(left, part.outcomes...)
-			locks++
-			continue
-		}
-		slices.Sort(done)
-		cancelled = append(cancelled, asked...)
-		for _, o := range part.outcomes {
-			_, ok := slices.BinarySearch(done, o.hold.Token)
-			if !ok {
-				stale = append(stale, o.hold)
-			}
-			q.wrote(ctx, o, ok)
-			if o.own && (ok || o.unsure) {
-				held = append(held, o.hold.ID)
-			}
-		}
-	}
+	})
 	q.heed(ctx, db, cancelled)
 	q.unhold(ctx, db, held)
 	return stale, left, err
 }
 
-// byStatement parts outcomes by the statement that writes them.
-func byStatement(outcomes []outcome, citus bool) (plain, ended, again, back []outcome) {
-	for _, o := range outcomes {
-		switch {
-		case o.state == StateCompleted && o.hold.Plain(o.keep):
-			plain = append(plain, o)
-		case o.state.Finished():
-			ended = append(ended, o)
-		case o.wait == nil && !o.hold.Lined() && !citus: // Citus refuses an update with the time
-			again = append(again, o)
-		default:
-			back = append(back, o)
-		}
-	}
-	return plain, ended, again, back
-}
-
 // wrote reports an outcome after its statement. ok says that the guard held.
-func (q *Queue) wrote(ctx context.Context, o outcome, ok bool) {
+func (q *Queue) wrote(ctx context.Context, o finish.Outcome, ok bool) {
 	switch {
-	case ok || !o.unsure:
+	case ok || !o.Unsure:
 		q.finished(ctx, o, !ok)
-	case o.late != nil:
+	case o.Late != nil:
 		q.log.WarnContext(ctx, "onceq: a handler returned an error after it had completed its job; the job stays completed",
-			slog.Int64("job", o.hold.ID), slog.String("kind", o.hold.Kind), slog.Any("error", o.late))
+			slog.Int64("job", o.Hold.ID), slog.String("kind", o.Hold.Kind), slog.Any("error", o.Late))
 	}
 }
 
 // finished reports an outcome.
-func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
+func (q *Queue) finished(ctx context.Context, o finish.Outcome, stale bool) {
 	t := EventCompleted
 	switch {
-	case stale && o.state == StateCompleted:
+	case stale && o.State == finish.Completed:
 		t = EventStale
 	case stale:
 		t = EventLeaseLost
-	case o.state == StateDead:
+	case o.State == finish.Dead:
 		t = EventDead
-	case o.state == StateCancelled:
+	case o.State == finish.Cancelled:
 		t = EventCancelled
-	case o.state == StateHeld:
+	case o.State == finish.Held:
 		t = EventHeld
-	case o.spend:
+	case o.Spend:
 		t = EventFailed
-	case o.err != "":
+	case o.Err != "":
 		t = EventDeferred
-	case o.asked:
+	case o.Asked:
 		t = EventSnoozed
-	case o.state == StateWaiting:
+	case o.State == finish.Waiting:
 		t = EventReleased
 	}
-	q.waits.ended(o.hold.ID) // or the job runs again
-	level := leaseOf(o.hold).level(t)
+	q.waits.ended(o.Hold.ID) // or the job runs again
+	level := leaseOf(o.Hold).level(t)
 	if !q.watched(level) {
 		return
 	}
-	e := leaseOf(o.hold).event(t)
-	e.Run, e.Err = o.run, o.cause
-	if e.Err == nil && o.err != "" {
-		e.Err = errors.New(o.err)
+	e := leaseOf(o.Hold).event(t)
+	e.Run, e.Err = o.Run, o.Cause
+	if e.Err == nil && o.Err != "" {
+		e.Err = errors.New(o.Err)
 	}
 	if stale {
-		e.Err = leaseOf(o.hold).lostError("finish")
+		e.Err = leaseOf(o.Hold).lostError("finish")
 	}
 	q.emitAt(ctx, level, e)
-}
-
-// maxErrorBytes is how much of an error's text is kept.
-const maxErrorBytes = 8 << 10
-
-// errorText shortens a text and makes it safe for jsonb.
-func errorText(s string) string {
-	if len(s) > maxErrorBytes {
-		s = s[:maxErrorBytes]
-		for len(s) > 0 && !utf8.RuneStart(s[len(s)-1]) {
-			s = s[:len(s)-1]
-		}
-		s += " …"
-	}
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if s = strings.ReplaceAll(s, "\x00", "\uFFFD"); s == "" {
-		s = "error without a text"
-	}
-	return s
-}
-
-// badData reports whether Postgres refused a statement because of one of its values, or a trigger did, so that splitting the batch
-// finds that value. It is false for everything that may pass: a lost connection, a standby, a server that does not let this role in,
-// that only reads or has no space, a conflict, a lock, what a pooler, a person or a migration has done, missing tables and rights.
-func badData(err error) bool {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.SeverityUnlocalized != "ERROR" || noTables(err) {
-		return false
-	}
-	switch pgErr.Code[:min(2, len(pgErr.Code))] {
-	case "08", "0A", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX":
-		return false
-	default:
-		return pgErr.Code != "42501" && pgErr.Code != "42P05"
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/hold"
 )
@@ -431,8 +432,8 @@ func tame(err error) error {
 	switch {
 	case p != nil:
 		return panicked(fmt.Sprintf("a method of the error, a %T,", err), p)
-	case len(text) > maxErrorBytes:
-		return &longError{errorText(text), err}
+	case len(text) > finish.MaxText:
+		return &longError{finish.Text(text), err}
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
@@ -73,7 +74,7 @@ type flow struct {
 // stop is an Await or a Sleep that has returned an error which the handler is to return.
 type stop struct {
 	call  uint32 // of the handler
-	waits waitFor
+	waits finish.Wait
 }
 
 // timeoutFor is how long the handler may run: as its job says, or its kind; 0 for as long as it likes.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
@@ -84,7 +85,7 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	r.claimer.Promoter = r.promoter
 	r.outbox.woken, r.exec.woken = live, live
 	r.outbox.told, r.exec.told = r.promoter.Told, r.promoter.Told
-	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
+	r.outbox.next = func(o finish.Outcome) *successor { return r.exec.successor(o, 0) }
 	r.exec.suspended = func(h *hold.Hold) { r.claimer.Suspended(h.Queue, quarantine.Job{ID: h.ID, Lost: h.Lost}, h.Slot) }
 	r.exec.extend = r.beats.extend
 	return r

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
@@ -31,7 +32,7 @@ type outbox struct {
 	tally *tally
 	woken func(queue string) // called after jobs with a lane: the next one may be live
 	told  func()             // called after the end of jobs that others wait for
-	next  func(outcome) *successor
+	next  func(finish.Outcome) *successor
 
 	patience, try time.Duration
 	whole, half   pg.Way // how a batch is written, and a part of one in which a row is locked
@@ -40,11 +41,11 @@ type outbox struct {
 	mu       sync.Mutex // guards what follows; ready and room wait with it
 	ready    sync.Cond  // something to write, or closed
 	room     sync.Cond  // fewer than maxPending
-	pending  []outcome
-	locked   []outcome // their rows are locked
-	trying   bool      // these are tried, now or later
-	refused  error     // what a try of them met
-	reported time.Time // when that was last reported
+	pending  []finish.Outcome
+	locked   []finish.Outcome // their rows are locked
+	trying   bool             // these are tried, now or later
+	refused  error            // what a try of them met
+	reported time.Time        // when that was last reported
 	closed   bool
 	drains   bool // a Drain waits for what is locked no longer than a lease
 	ending   int  // writers that start a next job, which may add its outcome
@@ -68,7 +69,7 @@ func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx co
 }
 
 // add waits for room, but not while a writer starts a next job: that one may be the caller, and only the writers make room.
-func (o *outbox) add(out outcome) {
+func (o *outbox) add(out finish.Outcome) {
 	o.mu.Lock()
 	for len(o.pending)+len(o.locked) >= maxPending && o.ending == 0 {
 		o.room.Wait()
@@ -86,14 +87,14 @@ func (o *outbox) close() {
 }
 
 // take waits for outcomes. It returns none when the outbox is closed and empty.
-func (o *outbox) take() []outcome {
+func (o *outbox) take() []finish.Outcome {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.pending) == 0 && !o.closed {
 		o.ready.Wait()
 	}
 	n := min(len(o.pending), table.ChunkRows)
-	batch := append(make([]outcome, 0, n), o.pending[:n]...)
+	batch := append(make([]finish.Outcome, 0, n), o.pending[:n]...)
 	o.pending = append(o.pending[:0], o.pending[n:]...)
 	clear(o.pending[len(o.pending):min(cap(o.pending), len(o.pending)+n)])
 	o.room.Broadcast()
@@ -152,16 +153,16 @@ func (o *outbox) tryLater() {
 
 // leave puts outcomes on the list of those that are locked, because of err. It returns those that have had enough time. A part that
 // was not halved to its end is the first to be tried again.
-func (o *outbox) leave(batch []outcome, err error) (over []outcome) {
-	var stay []outcome
+func (o *outbox) leave(batch []finish.Outcome, err error) (over []finish.Outcome) {
+	var stay []finish.Outcome
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", batch[0].hold.ID, err)
+	o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", batch[0].Hold.ID, err)
 	for _, out := range batch {
-		if out.locked.IsZero() {
-			out.locked = time.Now()
+		if out.Locked.IsZero() {
+			out.Locked = time.Now()
 		}
-		if (o.closed || o.drains) && time.Since(out.locked) >= o.lease {
+		if (o.closed || o.drains) && time.Since(out.Locked) >= o.lease {
 			over = append(over, out)
 		} else {
 			stay = append(stay, out)
@@ -195,7 +196,7 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 // long as the leases last and until Run has waited long enough. A value that Postgres refuses, or a row that is locked, is found by
 // halving the batch, so that it cannot keep the others from being written. For locked rows that goes on until halve, or for a time
 // if that is zero.
-func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
+func (o *outbox) write(batch []finish.Outcome, by pg.Way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
@@ -203,15 +204,15 @@ func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
 		switch {
 		case err == nil || o.writeHalves(left, by, halve, err):
 			return
-		case badData(err) && replaced:
+		case pg.BadData(err) && replaced:
 			o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
-				slog.Int64("job", left[0].hold.ID), slog.Any("error", err))
+				slog.Int64("job", left[0].Hold.ID), slog.Any("error", err))
 			o.forget(left)
 			return
-		case badData(err):
+		case pg.BadData(err):
 			replaced = true
-			batch = []outcome{leaseOf(left[0].hold).failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
-			batch[0].unsure, batch[0].doubt, batch[0].locked = left[0].unsure, left[0].doubt, left[0].locked
+			batch = []finish.Outcome{leaseOf(left[0].Hold).failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
+			batch[0].Unsure, batch[0].Doubt, batch[0].Locked = left[0].Unsure, left[0].Doubt, left[0].Locked
 			continue
 		case pg.LockedOut(err) && o.ctx.Err() == nil:
 			left = o.leave(left, err)
@@ -222,9 +223,9 @@ func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
 		}
 		o.q.troubles.Fails(o.id, watch.Finish, "", err, slog.Int("jobs", len(left)))
 		for i := range left {
-			left[i].unsure = true // it may have been stored, and only the answer lost
+			left[i].Unsure = true // it may have been stored, and only the answer lost
 			if next != nil {
-				left[i].doubt = next
+				left[i].Doubt = next
 			}
 		}
 		batch = left
@@ -234,9 +235,9 @@ func (o *outbox) write(batch []outcome, by pg.Way, halve time.Time) {
 }
 
 // once tries to write outcomes. next is what was to be leased with the only one.
-func (o *outbox) once(batch []outcome, by pg.Way, limit time.Duration) (left []outcome, next *successor, err error) {
+func (o *outbox) once(batch []finish.Outcome, by pg.Way, limit time.Duration) (left []finish.Outcome, next *successor, err error) {
 	ctx, cancel := context.WithTimeout(o.ctx, limit)
-	if len(batch) == 1 && batch[0].locked.IsZero() {
+	if len(batch) == 1 && batch[0].Locked.IsZero() {
 		next = o.next(batch[0])
 	}
 	var stale []*hold.Hold
@@ -256,7 +257,7 @@ func (o *outbox) once(batch []outcome, by pg.Way, limit time.Duration) (left []o
 }
 
 // writeHalves writes each half of a batch, if that can find the row or the value that Postgres refused.
-func (o *outbox) writeHalves(batch []outcome, by pg.Way, until time.Time, err error) bool {
+func (o *outbox) writeHalves(batch []finish.Outcome, by pg.Way, until time.Time, err error) bool {
 	if pg.LockedOut(err) {
 		if by = o.half; until.IsZero() {
 			until = time.Now().Add(halvesFor * o.patience)
@@ -264,7 +265,7 @@ func (o *outbox) writeHalves(batch []outcome, by pg.Way, until time.Time, err er
 		if !time.Now().Before(until) {
 			return false
 		}
-	} else if !badData(err) {
+	} else if !pg.BadData(err) {
 		return false
 	}
 	if len(batch) < 2 {
@@ -276,7 +277,7 @@ func (o *outbox) writeHalves(batch []outcome, by pg.Way, until time.Time, err er
 }
 
 // giveUp is for outcomes that may not have been stored before their leases ran out.
-func (o *outbox) giveUp(left []outcome, err error) {
+func (o *outbox) giveUp(left []finish.Outcome, err error) {
 	if len(left) > 0 {
 		o.q.log.Error("onceq: it is not known whether outcomes were stored before their leases ran out; a job whose outcome was not stored runs again",
 			slog.Int("jobs", len(left)), slog.Any("error", err))
@@ -290,24 +291,26 @@ func (o *outbox) limit(by pg.Way, try int, began time.Time) time.Duration {
 }
 
 // without returns the outcomes of a batch that are not in left.
-func without(batch, left []outcome) []outcome {
+func without(batch, left []finish.Outcome) []finish.Outcome {
 	if len(left) == 0 {
 		return batch
 	}
-	return slices.DeleteFunc(slices.Clone(batch), func(a outcome) bool {
-		return slices.ContainsFunc(left, func(b outcome) bool { return a.hold == b.hold })
+	return slices.DeleteFunc(slices.Clone(batch), func(a finish.Outcome) bool {
+		return slices.ContainsFunc(left, func(b finish.Outcome) bool { return a.Hold == b.Hold })
 	})
 }
 
 // written is called after outcomes were written. leased says that a next job was started with them.
-func (o *outbox) written(batch []outcome, leased bool) {
+func (o *outbox) written(batch []finish.Outcome, leased bool) {
 	told := false
 	for _, out := range batch {
-		if out.hold.Lined() && !leased {
-			o.woken(out.hold.Queue)
+		if out.Hold.Lined() && !leased {
+			o.woken(out.Hold.Queue)
 		}
-		out.doubt.unheard(o.ctx, out.hold)
-		told = told || out.hold.Member && (out.state.Finished() || out.unsure) // or the handler has ended it
+		if out.Doubt != nil {
+			out.Doubt.Unheard(o.ctx, out.Hold)
+		}
+		told = told || out.Hold.Member && (out.State.Finished() || out.Unsure) // or the handler has ended it
 	}
 	if told {
 		o.told()
@@ -315,10 +318,10 @@ func (o *outbox) written(batch []outcome, leased bool) {
 	o.forget(batch)
 }
 
-func (o *outbox) forget(batch []outcome) {
+func (o *outbox) forget(batch []finish.Outcome) {
 	o.tasks.mu.Lock()
 	for _, done := range batch {
-		o.tasks.forget(done.hold)
+		o.tasks.forget(done.Hold)
 	}
 	o.tasks.mu.Unlock()
 }

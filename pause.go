@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
@@ -119,16 +120,16 @@ func (q *Queue) Resume(ctx context.Context, db DB, p Pause) (was bool, err error
 
 // pauseFull pauses the limits that handlers said are full, and never makes a pause shorter. If that fails,
 // the jobs come again later.
-func pauseFull(ctx context.Context, q *Queue, db DB, by pg.Way, outcomes []outcome) {
+func pauseFull(ctx context.Context, q *Queue, db DB, by pg.Way, outcomes []finish.Outcome) {
 	for i, o := range outcomes {
-		if o.full == 0 {
+		if o.Full == 0 {
 			continue
 		}
-		l := o.hold
+		l := o.Hold
 		note := fmt.Sprintf("the handler of job %d said so (LimitFull)", l.ID)
-		args := []any{pausesLimit, l.Limit, nil, o.full.Microseconds(), note, true}
+		args := []any{pausesLimit, l.Limit, nil, o.Full.Microseconds(), note, true}
 		if err := q.store.Send(ctx, db, by, stmt.PauseIt, args, pg.Row(nil)); err != nil {
-			outcomes[i].delay = o.full
+			outcomes[i].Delay = o.Full
 			q.log.WarnContext(ctx, "onceq: a limit that is full was not paused", slog.String("limit", l.Limit),
 				slog.Any("error", err))
 		}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 )
 
@@ -94,7 +95,7 @@ func (x *executor) newSlots(tasks []*task, needs func(*hold.Hold) bool) (start m
 		x.q.log.Warn("onceq: jobs that missed their slots got no new ones, and are given back", slog.Int("jobs", len(asked)), slog.Any("error", err))
 	}
 	for _, t := range asked {
-		x.end(t, outcome{hold: t.hold, state: StateWaiting})
+		x.end(t, finish.Outcome{Hold: t.hold, State: finish.Waiting})
 	}
 	return start
 }

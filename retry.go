@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -30,11 +31,11 @@ func Fatal(err error) error {
 
 type retryAfter struct {
 	d     time.Duration
-	err   error    // nil for a snooze
-	reset bool     // Reschedule: the run went well
-	wait  *waitFor // what Await or Sleep waits for
-	free  bool     // err spends no attempt: the handler was not called, or did nothing
-	full  bool     // LimitFull
+	err   error        // nil for a snooze
+	reset bool         // Reschedule: the run went well
+	wait  *finish.Wait // what Await or Sleep waits for
+	free  bool         // err spends no attempt: the handler was not called, or did nothing
+	full  bool         // LimitFull
 }
 
 func (e *retryAfter) Error() string {
@@ -176,48 +177,48 @@ func DefaultBackoff(attempt int) time.Duration {
 }
 
 // failure returns the outcome for what a handler returned.
-func (l *Lease) failure(err error) outcome {
-	o := outcome{hold: &l.hold, state: StateWaiting, cause: err, asked: true, run: time.Since(l.hold.Began)}
+func (l *Lease) failure(err error) finish.Outcome {
+	o := finish.Outcome{Hold: &l.hold, State: finish.Waiting, Cause: err, Asked: true, Run: time.Since(l.hold.Began)}
 	again := retryOf(err)
 	var fatal *fatalError
 	var inFlight *InFlightError
 	switch {
 	case errors.As(err, &fatal):
-		o.state, o.spend, o.err, o.keep = StateDead, true, errorText(err.Error()), -1
+		o.State, o.Spend, o.Err, o.Keep = finish.Dead, true, finish.Text(err.Error()), -1
 	case errors.Is(err, ErrHeld):
-		o.state, o.err, o.keep = StateHeld, errorText(err.Error()), -1
+		o.State, o.Err, o.Keep = finish.Held, finish.Text(err.Error()), -1
 		var held *HeldError
-		o.own = errors.As(err, &held) && held.JobID == l.ID
+		o.Own = errors.As(err, &held) && held.JobID == l.ID
 	case again != nil && (again.err == nil || again.free):
-		o.freely(again)
+		freely(&o, again)
 	case errors.As(err, &inFlight) && onlyWishes(err):
-		o.delay = inFlight.RetryAfter // somebody else is doing the work: this run did not fail
+		o.Delay = inFlight.RetryAfter // somebody else is doing the work: this run did not fail
 	default:
-		o.spend, o.err = true, errorText(err.Error())
+		o.Spend, o.Err = true, finish.Text(err.Error())
 		if l.Attempt >= l.MaxAttempts {
-			o.state, o.keep = StateDead, -1
+			o.State, o.Keep = finish.Dead, -1
 			break
 		}
 		if again != nil {
-			o.delay = again.d
+			o.Delay = again.d
 			break
 		}
-		if o.delay = DefaultBackoff(l.Attempt); l.h != nil && l.h.backoff != nil {
-			o.delay = l.askBackoff(err, o.delay)
+		if o.Delay = DefaultBackoff(l.Attempt); l.h != nil && l.h.backoff != nil {
+			o.Delay = l.askBackoff(err, o.Delay)
 		}
 	}
-	o.delay = min(max(0, o.delay), table.MaxDelay)
+	o.Delay = min(max(0, o.Delay), table.MaxDelay)
 	return o
 }
 
 // freely makes o one that spends no attempt.
-func (o *outcome) freely(again *retryAfter) {
-	o.delay, o.reset, o.wait, o.asked = again.d, again.reset, again.wait, !again.free || again.full
+func freely(o *finish.Outcome, again *retryAfter) {
+	o.Delay, o.Reset, o.Wait, o.Asked = again.d, again.reset, again.wait, !again.free || again.full
 	if again.err != nil {
-		o.err = errorText(o.cause.Error())
+		o.Err = finish.Text(o.Cause.Error())
 	}
-	if again.full && o.hold.Limit != "" {
-		o.delay, o.full = 0, min(again.d, table.MaxDelay)
+	if again.full && o.Hold.Limit != "" {
+		o.Delay, o.Full = 0, min(again.d, table.MaxDelay)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/promoter"
@@ -46,9 +47,9 @@ type successor struct {
 
 // successor returns what leases the next job of the lane of a job that completes, or nil if that is left to a claim. own is
 // 1 if the slot of the job that completes is still in use, and else 0.
-func (x *executor) successor(o outcome, own int64) *successor {
-	h := o.hold
-	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || h.Lane == "" || h.Weight > 1 || h.Slotted() || h.Member || x.q.store.Citus.Load() == pg.CitusYes {
+func (x *executor) successor(o finish.Outcome, own int64) *successor {
+	h := o.Hold
+	if o.State != finish.Completed || o.Keep != 0 || o.Unsure || x.careful || h.Lane == "" || h.Weight > 1 || h.Slotted() || h.Member || x.q.store.Citus.Load() == pg.CitusYes {
 		return nil
 	}
 	s := x.slots[h.Queue]
@@ -94,8 +95,8 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 }
 
 // args are those of stmt.FinishNext.
-func (n *successor) args(o outcome, raise bool) []any {
-	return []any{o.hold.ID, o.hold.Claims, o.hold.Holder, o.result, raise, n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
+func (n *successor) args(o finish.Outcome, raise bool) []any {
+	return []any{o.Hold.ID, o.Hold.Claims, o.Hold.Holder, o.Result, raise, n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
 }
 
 // nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that
@@ -124,14 +125,14 @@ func (a nextAnswer) ScanRow(rows pgx.Rows) error {
 }
 
 // finish writes the outcome, as Queue.finish does.
-func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o outcome) (stale []*hold.Hold, left []outcome, err error) {
+func (n *successor) finish(ctx context.Context, db DB, by pg.Way, o finish.Outcome) (stale []*hold.Hold, left []finish.Outcome, err error) {
 	var done *int64
 	err = n.x.q.store.Send(ctx, db, by, stmt.FinishNext, n.args(o, false), pg.Row(n.completed(&done)))
 	if err != nil {
-		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
+		return nil, []finish.Outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
 	if done == nil {
-		stale = []*hold.Hold{o.hold}
+		stale = []*hold.Hold{o.Hold}
 	}
 	n.x.q.wrote(ctx, o, done != nil)
 	return stale, nil, nil
@@ -145,7 +146,7 @@ func (n *successor) End(ok bool) (leased bool) {
 	n.known = n.known && ok // of what came before the answer was lost nothing is started
 	switch leased = ok && n.hold != nil; {
 	case leased && n.s.Outstanding.Load()-n.own > int64(n.s.Count*n.s.Width): // a claim came in between
-		n.x.outbox.add(outcome{hold: n.hold, state: StateWaiting})
+		n.x.outbox.add(finish.Outcome{Hold: n.hold, State: finish.Waiting})
 	case leased:
 		if n.x.q.watched(EventClaimed.Level()) {
 			l := leaseOf(n.hold)
@@ -167,10 +168,10 @@ func (n *successor) End(ok bool) (leased bool) {
 	return leased
 }
 
-// unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
+// Unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
 // still until it ends. It comes after the completion is known to be committed, or to have failed.
-func (n *successor) unheard(ctx context.Context, after *hold.Hold) {
-	if n == nil || n.known {
+func (n *successor) Unheard(ctx context.Context, after *hold.Hold) {
+	if n.known {
 		return
 	}
 	lines := []string{after.Lane, "/" + after.Limit} // the next job may be of another lane, or have no limit

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/slot"
@@ -18,7 +19,7 @@ import (
 type task struct {
 	hold  *hold.Hold
 	h     *Handler
-	doubt *successor // as in outcome; its handler's goroutine uses these two
+	doubt finish.Doubt // as in finish.Outcome; its handler's goroutine uses these two
 	tried bool
 
 	// Guarded by taskSet.mu.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
@@ -80,14 +81,14 @@ func ownersOf(db DB) []*hold.Hold {
 	return nil
 }
 
-// commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// row is where its answer goes, or next, for stmt.FinishNext. members tells those that wait for the jobs; nil for nobody. sure is false if the answer was lost, so that the transaction may have been
-// committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *hold.Hold, statement string, args, row []any, next *successor, members *lazytx.Statement) (sure bool, err error) {
+// commitTx ends a handler's transaction with the statement that ends its jobs. next gets the answer of
+// stmt.FinishNext. sure is false if the answer was lost, so that the transaction may have been committed.
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *hold.Hold, last *finish.Last,
+	next *successor) (sure bool, err error) {
 	own := tx.Open()
 	var other bool // the handler committed the transaction that was opened
 	same := func(row [][]byte) { other = row[len(row)-1] != nil }
-	sure, err = tx.Commit(ctx, ending(q, tx, first, statement, args, row, next, members, same)...)
+	sure, err = tx.Commit(ctx, ending(q, tx, first, last, next, same)...)
 	switch {
 	case err == nil && (other || tx.Opened() && !own):
 		q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+
@@ -104,36 +105,38 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *hold.Hold, s
 
 // ending are the statements that end a handler's transaction, before its commit. same gets the row that says
 // whether it is still the transaction that was opened.
-func ending(q *Queue, tx *lazytx.Tx, first *hold.Hold, statement string, args, row []any, next *successor, members *lazytx.Statement, same func([][]byte)) (all []lazytx.Statement) {
+func ending(q *Queue, tx *lazytx.Tx, first *hold.Hold, last *finish.Last, next *successor,
+	same func([][]byte)) (all []lazytx.Statement) {
 	own, citus := tx.Open(), q.store.Citus.Load() == pg.CitusYes
-	if statement == stmt.CompleteJobs || statement == stmt.RetryJobs { // functions bring their own settings
+	name := last.Statement
+	if name == stmt.CompleteJobs || name == stmt.RetryJobs { // functions bring their own settings
 		plans := pg.HotPlans
 		if citus {
 			plans = pg.GuardPlans
 		}
 		all = append(all, lazytx.Statement{SQL: plans})
 	}
-	if citus {
-		statement = q.store.OnNode(statement)
+	onNode := func(name string) string {
+		if citus {
+			name = q.store.OnNode(name)
+		}
+		return name
 	}
-	last := lazytx.Statement{SQL: statement, Args: args, Row: row}
-	switch alone := stmt.InTx[statement]; {
+	name = onNode(name)
+	end := lazytx.Statement{SQL: name, Args: last.Args, Row: last.Row}
+	switch alone := stmt.InTx[name]; {
 	case own && alone != "" && !citus:
-		last = lazytx.Statement{SQL: alone, Args: append(args, tx.ID()), Raw: same}
+		end = lazytx.Statement{SQL: alone, Args: append(last.Args, tx.ID()), Raw: same}
 	case own:
 		all = append(all, lazytx.Statement{SQL: q.store.SQL(stmt.CheckTx), Args: []any{tx.ID(), first.ID}, Raw: same})
 	}
 	if next != nil {
-		last.Row = []any{next.completed(new(*int64))}
+		end.Row = []any{next.completed(new(*int64))}
 	}
-	last.SQL = q.store.SQL(last.SQL)
-	all = append(all, last)
-	if members != nil {
-		if citus {
-			members.SQL = q.store.OnNode(members.SQL)
-		}
-		members.SQL = q.store.SQL(members.SQL)
-		all = append(all, *members)
+	end.SQL = q.store.SQL(end.SQL)
+	all = append(all, end)
+	if last.Members != nil {
+		all = append(all, lazytx.Statement{SQL: q.store.SQL(onNode(stmt.TellMembers)), Args: last.Members})
 	}
 	return all
 }

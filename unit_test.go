@@ -23,6 +23,7 @@ import (
 
 	"github.com/onceq/onceq/internal/citus"
 	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/listing"
 	"github.com/onceq/onceq/internal/paused"
@@ -136,8 +137,8 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	x.outbox.close()
 	given := x.outbox.take()
 	require.Len(t, given, 1)
-	require.Equal(t, StateWaiting, given[0].state)
-	require.False(t, given[0].spend)
+	require.Equal(t, StateWaiting, given[0].State)
+	require.False(t, given[0].Spend)
 }
 
 // What a promoter lets in gets a slot if another one is free for a claim.
@@ -290,7 +291,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -323,6 +324,9 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 		{"jobState", table.JobState, fmt.Sprintf("statement_timestamp() then %d\n            else %d end", StateDelayed, StateWaiting)},
 	} {
 		require.Contains(t, c.text, c.want, c.where)
+	}
+	for of, want := range map[finish.State]State{finish.Waiting: StateWaiting, finish.Completed: StateCompleted, finish.Dead: StateDead, finish.Cancelled: StateCancelled, finish.Held: StateHeld} {
+		require.Equal(t, want, State(of))
 	}
 }
 
@@ -493,7 +497,7 @@ func BenchmarkDispatch(b *testing.B) {
 			left -= len(batch)
 			tasks.mu.Lock()
 			for _, o := range batch {
-				delete(tasks.all, o.hold.Token)
+				delete(tasks.all, o.Hold.Token)
 			}
 			tasks.mu.Unlock()
 		}
@@ -505,11 +509,11 @@ func BenchmarkDispatch(b *testing.B) {
 func BenchmarkFinish(b *testing.B) {
 	q := benchQueue(b)
 	leases := benchLeases(q, 1000)
-	outcomes := make([]outcome, len(leases))
+	outcomes := make([]finish.Outcome, len(leases))
 	b.ReportAllocs()
 	for b.Loop() {
 		for i, l := range leases {
-			outcomes[i] = outcome{hold: &l.hold, state: StateCompleted}
+			outcomes[i] = finish.Outcome{Hold: &l.hold, State: finish.Completed}
 		}
 		if _, _, err := q.finish(b.Context(), deadDB{}, pg.Hot, outcomes); !errors.Is(err, errDeadDB) {
 			b.Fatal(err)
@@ -521,21 +525,21 @@ func BenchmarkFinish(b *testing.B) {
 // Everybody locks rows in the order of their ids, on a machine whose ints are short too (GOARCH=386).
 func TestFinish_SortsByID(t *testing.T) {
 	t.Parallel()
-	batch := []outcome{{hold: &hold.Hold{ID: 2 + 1<<32}}, {hold: &hold.Hold{ID: 3}}, {hold: &hold.Hold{ID: 1 + 3<<31}}}
+	batch := []finish.Outcome{{Hold: &hold.Hold{ID: 2 + 1<<32}}, {Hold: &hold.Hold{ID: 3}}, {Hold: &hold.Hold{ID: 1 + 3<<31}}}
 	q := &Queue{store: pg.New(nil, "onceq", means, citus.Parts{})}
 	_, _, err := q.finish(t.Context(), nil, pg.Hot, batch)
 	require.ErrorIs(t, err, errNoDB)
-	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.hold.ID, b.hold.ID) }))
+	require.True(t, slices.IsSortedFunc(batch, func(a, b finish.Outcome) int { return cmp.Compare(a.Hold.ID, b.Hold.ID) }))
 }
 
 // An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.
 func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
 	t.Parallel()
 	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil)
-	o.pending = make([]outcome, maxPending)
+	o.pending = make([]finish.Outcome, maxPending)
 	added := make(chan struct{})
 	go func() {
-		o.add(outcome{}) // a handler's
+		o.add(finish.Outcome{}) // a handler's
 		close(added)
 	}()
 	require.Never(t, func() bool {
@@ -552,7 +556,7 @@ func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
 		o.ending = n
 	}
 	ending(1)
-	o.add(outcome{})
+	o.add(finish.Outcome{})
 	ending(0)
 	require.NotEmpty(t, o.take())
 	<-added

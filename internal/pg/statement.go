@@ -541,6 +541,23 @@ func Outlast(ctx context.Context, limit time.Duration) (context.Context, context
 // LockedOut reports whether a statement ended because it has waited long enough for a lock.
 func LockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
 
+// BadData reports whether Postgres refused a statement because of one of its values, or a trigger did, so that
+// splitting the batch finds that value. It is false for everything that may pass: a lost connection, a standby, a
+// server that does not let this role in, that only reads or has no space, a conflict, a lock, what a pooler, a
+// person or a migration has done, missing tables and rights.
+func BadData(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.SeverityUnlocalized != "ERROR" || sqlstate.NoTables(err) {
+		return false
+	}
+	switch pgErr.Code[:min(2, len(pgErr.Code))] {
+	case "08", "0A", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "XX":
+		return false
+	default:
+		return pgErr.Code != "42501" && pgErr.Code != "42P05"
+	}
+}
+
 // Waiting is the hot way with a limit for waiting for a lock.
 func Waiting(patience time.Duration) Way {
 	w := Way{begin: BeginOwn, Patience: patience}
