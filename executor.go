@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
@@ -38,7 +39,7 @@ type executor struct {
 	base      context.Context // of all handlers
 	tasks     *taskSet
 	outbox    *outbox
-	tally     *tally
+	tally     *count.Tally
 	watch     *poolWatch
 	conns     *pg.Shares         // of the application's pool, for the transactions of handlers
 	woken     func(queue string) // called after jobs with a lane: the next one may be live
@@ -166,10 +167,12 @@ func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
 	case x.stopping.Load():
 		x.giveBack(tasks)
 	case !h.inTx:
-		x.tally.started(tasks)
+		x.tally.Started(tasks[0].hold)
 		x.runLease(tasks[0])
 	default:
-		x.tally.started(tasks)
+		for _, t := range tasks {
+			x.tally.Started(t.hold)
+		}
 		x.runTx(tasks, h)
 	}
 	returned = true
@@ -599,7 +602,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 
 // committed reports what was committed, and to whom it may matter.
 func (x *executor) committed(ctx context.Context, outcomes []finish.Outcome, leased bool) {
-	x.tally.ended(outcomes, nil, nil)
+	x.tally.Ended(outcomes, nil, nil)
 	for _, o := range outcomes {
 		x.q.finished(ctx, o, false)
 		if o.Hold.Lined() && !leased {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
@@ -35,7 +36,7 @@ type run struct {
 	exec     *executor
 	listener *claimer.Listener // not run by Drain
 	presence *presence
-	tally    *tally
+	tally    *count.Tally
 	promoter *promoter.Promoter
 	claimer  *claimer.Claimer
 	drains   bool
@@ -57,7 +58,7 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
 	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
 	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.Shares}
 	db := own.Outcomes
-	r.tally = &tally{q: w.q, db: db}
+	r.tally = count.NewTally(w.q.store, db)
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: pg.Quick{Own: own, Patience: beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
@@ -205,7 +206,7 @@ func (r *run) end() (left error) {
 	leaving.Go(r.presence.leave)
 	r.outbox.close()
 	r.writing.Wait()
-	leaving.Go(func() { _ = r.tally.writeAll() })
+	leaving.Go(func() { _ = r.tally.Write() })
 	close(r.stopBeats)
 	r.beating.Wait()
 	if !r.drains {

@@ -33,5 +33,4 @@ const (
 	remembered    = 1000                   // quiet queues, or held jobs, that a process remembers
 	maxLease      = 7 * 24 * time.Hour     // a longer one would keep the work of a process that died
 	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
-	dueRows       = 100_000                // jobs of a queue and priority that a Reaper looks at for Count.Due
 )

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/nap"
@@ -29,7 +30,7 @@ type outbox struct {
 	lease time.Duration   // how long writing is tried
 	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
-	tally *tally
+	tally *count.Tally
 	woken func(queue string) // called after jobs with a lane: the next one may be live
 	told  func()             // called after the end of jobs that others wait for
 	next  func(finish.Outcome) *successor
@@ -56,7 +57,7 @@ type outbox struct {
 // of the time. If halving takes too long, because very many rows are locked, or the table is, all that is
 // left counts as locked.
 
-func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
+func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *count.Tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
 	// Shorter than Postgres's deadlock_timeout: a caller who has locked what a batch waits for is no victim.
 	o.patience = min(pg.BriefWait/2, lease/4)
@@ -251,7 +252,7 @@ func (o *outbox) once(batch []finish.Outcome, by pg.Way, limit time.Duration) (l
 	if late && err != nil {
 		o.db.Reset() // the other connections may be as dead
 	}
-	o.tally.ended(batch, stale, left)
+	o.tally.Ended(batch, stale, left)
 	o.written(without(batch, left), o.end(next, err == nil))
 	return left, next, err
 }

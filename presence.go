@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
@@ -25,7 +26,7 @@ import (
 // one, and the Reaper removes it. Nothing else depends on these rows: without them every job runs. At the
 // same times the worker looks for requests to cancel that nobody has heard (unheeded), for held jobs whose
 // effects were settled (heldLately), and for limits that nobody has set (limitsMet), and writes what it has
-// counted (tally).
+// counted (package count).
 
 // presence writes the row of one run.
 type presence struct {
@@ -38,7 +39,7 @@ type presence struct {
 	tasks  *taskSet
 	limits *limitsMet
 	watch  *poolWatch
-	tally  *tally
+	tally  *count.Tally
 	again  chan struct{} // has something when the row is to be written at once
 
 	// Only loop's goroutine uses these, once it runs.
@@ -51,7 +52,7 @@ type presence struct {
 	written bool // or tried; only loop's goroutine writes it, and leave reads it after that has ended
 }
 
-func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, limits *limitsMet, watch *poolWatch, tally *tally) *presence {
+func newPresence(w *Worker, id int64, db, slow DB, tasks *taskSet, limits *limitsMet, watch *poolWatch, tally *count.Tally) *presence {
 	stat := w.q.store.Pool.Stat()
 	p := &presence{q: w.q, id: id, db: db, slow: slow, tasks: tasks, limits: limits, watch: watch, tally: tally, again: make(chan struct{}, 1),
 		pool: table.Pool{Conns: int(stat.MaxConns())}, waited: stat.EmptyAcquireWaitTime(), counted: time.Now()}
@@ -144,7 +145,7 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		}
 		if !time.Now().Before(minute) {
 			minute = over()
-			if err = p.tally.writeAll(); err == nil {
+			if err = p.tally.Write(); err == nil {
 				p.q.troubles.Works(p.id, watch.Count, "")
 			} else if ctx.Err() == nil {
 				p.q.troubles.Fails(p.id, watch.Count, "", err)

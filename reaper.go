@@ -10,7 +10,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/reap"
+	"github.com/onceq/onceq/internal/rhythm"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -127,6 +131,22 @@ func (r *Reaper) Run(ctx context.Context) error {
 			r.q.troubles.Works(owner, watch.Reap, "")
 		case ctx.Err() == nil:
 			r.q.troubles.Fails(owner, watch.Reap, "", err)
+		}
+	}
+}
+
+// countDue writes how many jobs of each queue are due, twice a minute until ctx ends, and less often where
+// that takes more than a hundredth of the time.
+func (r *Reaper) countDue(ctx context.Context) {
+	for owner, wait := new(Reaper), rand.N(table.PresentEvery/2); nap.For(ctx, wait, nil); {
+		began := time.Now()
+		err := count.Due(ctx, r.q.store)
+		wait = max(table.PresentEvery/2, rhythm.Hundredth*time.Since(began))
+		switch {
+		case err == nil:
+			r.q.troubles.Works(owner, watch.Count, "")
+		case ctx.Err() == nil:
+			r.q.troubles.Fails(owner, watch.Count, "", err)
 		}
 	}
 }

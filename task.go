@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
@@ -146,7 +147,7 @@ func (s *taskSet) run() bool {
 
 // stuck says which slots are held by handlers that were given up and have not returned.
 func (s *taskSet) stuck() []table.Stuck {
-	all := make(map[tallied]*table.Stuck)
+	all := make(map[count.Of]*table.Stuck)
 	seen := make(map[*handlerContext]bool) // a batch handler has many tasks and one slot
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,10 +156,10 @@ func (s *taskSet) stuck() []table.Stuck {
 			continue
 		}
 		seen[t.ctx] = true
-		key := tallied{t.hold.Queue, t.hold.Kind}
+		key := count.Of{Queue: t.hold.Queue, Kind: t.hold.Kind}
 		h, over := all[key], t.ctx.over()
 		if h == nil {
-			h = &table.Stuck{Queue: key.queue, Kind: key.kind, Job: t.hold.ID, Since: over}
+			h = &table.Stuck{Queue: key.Queue, Kind: key.Kind, Job: t.hold.ID, Since: over}
 			all[key] = h
 		}
 		if h.Slots++; over.Before(h.Since) {

@@ -23,8 +23,10 @@ import (
 
 	"github.com/onceq/onceq/internal/citus"
 	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
+	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/listing"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
@@ -33,8 +35,6 @@ import (
 	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
-
-	"github.com/onceq/onceq/internal/jsonb"
 )
 
 // That nobody waits is believed for a while: of this queue, or of all.
@@ -483,9 +483,9 @@ func BenchmarkDispatch(b *testing.B) {
 	base, cancel := context.WithCancelCause(b.Context())
 	defer cancel(nil)
 	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
-	count := new(tally)
-	out := newOutbox(q, 1, nil, w.lease, base, tasks, count)
-	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: count}
+	counts := count.NewTally(nil, nil)
+	out := newOutbox(q, 1, nil, w.lease, base, tasks, counts)
+	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: counts}
 	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue])
 	s.Signal = func() {}
 	leases := benchLeases(q, 1000)

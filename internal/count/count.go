@@ -1,4 +1,4 @@
-// Package count has what workers count in memory of their jobs.
+// Package count counts in memory what becomes of a worker's jobs, and writes that once a minute.
 package count
 
 import (

@@ -20,11 +20,15 @@ type State int16
 
 // The states that a run may end in. Waiting: the job runs again after Outcome.Delay.
 const (
-	Waiting   State = 1
-	Completed State = 5
-	Dead      State = 6
-	Cancelled State = 7
-	Held      State = 8
+	_ State = iota
+	Waiting
+	_ // delayed
+	_ // running
+	_ // retrying
+	Completed
+	Dead
+	Cancelled
+	Held
 )
 
 // Finished reports whether the job does not run again by itself.
