@@ -12,6 +12,7 @@ import (
 	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/quarantine"
+	"github.com/onceq/onceq/internal/task"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -104,8 +105,8 @@ func (forOps) Troubles(q *Queue) []watch.Trouble { return q.troubles.List(nil) }
 
 func (forOps) Late(q *Queue, of func(kind string, job int64, since time.Time)) {
 	q.late.Range(func(_, v any) bool {
-		h := v.(lateHandler)
-		of(h.hold.Kind, h.hold.ID, h.since)
+		h := v.(task.Late)
+		of(h.Hold.Kind, h.Hold.ID, h.Since)
 		return true
 	})
 }

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -235,7 +233,7 @@ func claimJobs(ctx context.Context, q *Queue, db DB, lease time.Duration, run in
 
 // claim runs one of the statements above. run is the one that claims, and 0 for Queue.Claim.
 func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64, asks []*claimer.Ask, statement string, args ...any) error {
-	holder := newHolder(run)
+	holder := hold.NewHolder(run)
 	later := q.store.Pool // for what the leases' holders do without a transaction
 	if k, ok := db.(pg.Quick); ok {
 		later = k.Own.Outcomes
@@ -338,15 +336,6 @@ func (q *Queue) claimed(ctx context.Context, l *Lease, now time.Time) {
 	q.emit(ctx, e)
 }
 
-// newHolder returns a random number for a claim. In a worker its upper half says which one has the job (workers.id), and the
-// lower half differs from claim to claim.
-func newHolder(run int64) int64 {
-	if run == 0 {
-		return rand.Int64()
-	}
-	return run&^math.MaxUint32 | int64(rand.Uint32())
-}
-
 // read reads a claimed job from a row, after the columns in before. n and cut are the columns that are the claim's, and now is
 // the database's clock just before it. It does not set the queue.
 func (l *Lease) read(rows pgx.Rows, now time.Time, lease time.Duration, n *int64, cut *bool, before ...any) error {
@@ -388,22 +377,4 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, lease time.Duration, n *int64
 	h.ID, h.Token, h.Kind, h.Lost, h.Claimed, h.Lease = l.ID, l.Token, l.Kind, l.Lost, l.Until.Add(-lease), l
 	h.Keyed, h.Lane, h.Limit, h.Weight = l.Key != "", l.Lane, l.Limit, l.Weight
 	return nil
-}
-
-// readNext reads the job that a statement has leased for this worker without a claim.
-func (w *Worker) readNext(rows pgx.Rows, db DB, queue string, holder int64, began time.Time, before []any) (*hold.Hold, error) {
-	l := &Lease{Queue: queue, origin: origin{q: w.q, db: db}, hold: hold.Hold{Queue: queue, Holder: holder, Began: began}}
-	var place int64
-	var cut bool
-	if err := l.read(rows, time.Time{}, w.lease, &place, &cut, before...); err != nil {
-		return nil, err
-	}
-	w.takes(l)
-	return &l.hold, nil
-}
-
-// takes prepares a lease for a handler of the worker.
-func (w *Worker) takes(l *Lease) {
-	l.h = w.handlers[l.Kind]
-	l.hold.Timeout = l.timeoutFor(l.h.timeout)
 }

@@ -18,6 +18,8 @@ import (
 
 	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/guard"
+	"github.com/onceq/onceq/internal/hold"
+	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
@@ -649,11 +651,21 @@ type settling struct {
 	mismatches []refusal
 }
 
+// ownersOf returns the jobs whose keys a handler cannot enqueue in its own transaction, if db is such a
+// transaction.
+func ownersOf(db DB) []*hold.Hold {
+	if h, ok := db.(*lazytx.Handle); ok {
+		holds, _ := h.Owner().([]*hold.Hold)
+		return holds
+	}
+	return nil
+}
+
 // settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
 // returns the errors of those that are refused, and settling.tried. It must run in new statements, because the statement that
 // met the key may not see its row.
 func (m *manyJobs) settle(ctx context.Context, q *Queue, db DB, left []int) (refused []error, tried map[int]Result, err error) {
-	ours := leasesOf(slices.Concat(holdsFrom(ctx), ownersOf(db))) // the handler's transaction is recognised in another context too
+	ours := leasesOf(slices.Concat(hold.From(ctx), ownersOf(db))) // the handler's transaction is recognised in another context too
 	s := settling{q: q, jobs: m.jobs, all: m.all, results: m.results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == table.SettleTries {

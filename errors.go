@@ -260,9 +260,6 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // such as the one that Commit of your own *sql.Tx returns.
 func IsRetryable(err error) bool { return sqlstate.Retryable(err) }
 
-// leaseLost reports whether err is the exception of onceq.lease_lost.
-func leaseLost(err error) bool { return sqlstate.Of(err) == "OQ001" }
-
 // tablesMissing is a SchemaError together with what Postgres said, for the text of another error.
 type tablesMissing struct {
 	schema *SchemaError
@@ -283,33 +280,6 @@ func (noDB) Unwrap() error { return errNoDB }
 
 // noTables reports whether Postgres says that the schema or its tables do not exist.
 func noTables(err error) bool { return sqlstate.NoTables(err) }
-
-// committedError says that the handler committed its transaction before the worker could, and what went wrong after that.
-type committedError struct{ error }
-
-func (e *committedError) Error() string {
-	return "onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()), so what was written until then stays; the job does not run again by itself, because that would be repeated; use savepoints (tx.Begin), or Handle; what went wrong after the commit: " + e.error.Error()
-}
-
-func (e *committedError) Unwrap() error { return e.error }
-
-// conflictError is a serialization failure or a deadlock of the handler's own transaction.
-type conflictError struct{ error }
-
-func (e *conflictError) Unwrap() error { return e.error }
-
-// refusedError says that the guard of a handler's transaction did not hold. It never comes from a handler.
-type refusedError struct {
-	op    string
-	event EventType
-}
-
-func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
-
-// notBegunError says why a handler was not called, or did not get past its first statement. No attempt is spent on it.
-type notBegunError struct{ error }
-
-func (e *notBegunError) Unwrap() error { return e.error }
 
 // PanicError is the error of an attempt whose handler panicked. It records the panic's value and the stack.
 type PanicError struct {

@@ -5,10 +5,12 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/finish"
+	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/task"
 )
 
 // This is what the tests of package onceq_test may use of the unexported code: pure functions and limits.
@@ -37,9 +39,8 @@ func (q *Queue) TakeApart() { q.store.Citus.Store(pg.CitusYes) }
 
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
-	w := &Worker{q: l.q, lease: lease, handlers: map[string]*Handler{l.Kind: {}}}
-	n := &successor{x: &executor{w: w, q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
-	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, n.args(finish.Outcome{Hold: &l.hold, State: finish.Completed}, true), pg.Row(n.completed(new(*int64)))))
+	args := []any{l.ID, l.hold.Claims, l.hold.Holder, "", true, lease.Microseconds(), hold.NewHolder(0), l.Queue, []string{l.Kind}}
+	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, args, pg.NoRows))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
@@ -83,8 +84,10 @@ func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
 		panic(err)
 	}
 	defer own.Disconnect(true)
-	b := &beats{q: q, db: pg.Quick{Own: own, Patience: beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx, stuckChanged: func() {}}}
-	b.extend([]*task{{hold: &l.hold}})
+	s := task.NewSet(task.Config{
+		Store: q.store, DB: pg.Quick{Own: own, Patience: 100 * time.Millisecond}, Lease: lease, Ctx: ctx, Troubles: &q.troubles, Log: q.log,
+	})
+	s.Extend([]*task.Task{{Hold: &l.hold}})
 }
 
 // PromoteIn lets go on what was called, inside a transaction, and SweepIn looks there for the ends of members that nobody tells.
@@ -94,15 +97,4 @@ func (q *Queue) PromoteIn(ctx context.Context, tx DB) error {
 
 func (q *Queue) SweepIn(ctx context.Context, tx DB) error {
 	return q.store.Send(ctx, tx, pg.Hot, stmt.SweepMembers, nil, pg.NoRows)
-}
-
-// PoolWaits gives what the next row of a worker says of how long its pool was waited for, if the row before it was written
-// so long ago.
-func PoolWaits(w *Worker) func(ago time.Duration) time.Duration {
-	p := newPresence(w, 1, nil, nil, &taskSet{}, nil, &poolWatch{}, nil)
-	return func(ago time.Duration) time.Duration {
-		p.counted = time.Now().Add(-ago)
-		p.row()
-		return p.pool.Wait
-	}
 }

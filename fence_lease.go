@@ -14,6 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/calls"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -84,7 +85,7 @@ func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more 
 	}
 	args := c.guard(more...)
 	err := c.f.q.store.Guarded(ctx, db, statement, args, nil)
-	for own && c.f.job != nil && leaseLost(err) {
+	for own && c.f.job != nil && sqlstate.LeaseLost(err) {
 		var scope string
 		switch failed := c.f.q.store.Guarded(ctx, db, stmt.EffectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
 		case errors.Is(failed, pgx.ErrNoRows) || failed == nil && scope == args[2]:
@@ -99,7 +100,7 @@ func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more 
 	switch {
 	case err == nil:
 		return nil
-	case leaseLost(err):
+	case sqlstate.LeaseLost(err):
 		return c.lost(op)
 	}
 	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.store.Told(err))
@@ -142,7 +143,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	}
 	batch.Queue(c.f.q.store.SQL(stmt.CompleteFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
-		if leaseLost(err) {
+		if sqlstate.LeaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))
 		}
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
@@ -130,7 +131,7 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 
 // LeaseLost reports whether err, an error of the caller's own batch, means that Postgres refused a completion because its
 // lease is lost.
-func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLost(err) }
+func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || sqlstate.LeaseLost(err) }
 
 func (l *Lease) completed(ctx context.Context, err error) error {
 	switch {
@@ -144,7 +145,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 			l.q.emitAt(ctx, level, e)
 		}
 		return nil
-	case leaseLost(err):
+	case sqlstate.LeaseLost(err):
 		lost := l.lostError("complete")
 		if lost.Completed = l.hold.Accepted.Load(); lost.Completed {
 			return lost

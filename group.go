@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -251,7 +252,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 func (l *Lease) groups(ctx context.Context, db DB) (groups []int64, err error) {
 	err = l.q.store.QueryRow(ctx, db, stmt.GroupsOf, []any{l.ID, l.hold.Claims, l.hold.Holder}, nil, &groups)
 	switch {
-	case leaseLost(err):
+	case sqlstate.LeaseLost(err):
 		e := l.event(EventLeaseLost)
 		e.Err = l.lostError("add members")
 		l.q.emit(ctx, e)

@@ -743,7 +743,7 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 	for _, name := range []string{"claim", "complete"} {
 		want := own(named(hotStatements[name]))[0]
 		if name == "complete" {
-			want[1] += `, pg_catalog.set_config('lock_timeout', '500ms', true)` // see outbox.go
+			want[1] += `, pg_catalog.set_config('lock_timeout', '500ms', true)` // see internal/outbox
 		}
 		require.True(t, slices.ContainsFunc(sent, func(one []string) bool {
 			one = slices.DeleteFunc(slices.Clone(one), func(s string) bool { return strings.HasPrefix(s, "select what, name from ") }) // once a second
@@ -1967,32 +1967,4 @@ func TestRescanTurn(t *testing.T) {
 	check("word of its kind", true, []string{"other"}, -time.Millisecond, []string{"k", "other"})
 	check("word of another kind", false, []string{"other"}, -time.Millisecond, []string{"other"})
 	check("the clock was set back", true, nil, -time.Hour, nil)
-}
-
-// The row of a worker has for how long the pool was waited for since the row before, by what pgx measures.
-func TestPresence_MeasuresTheWaitForThePool(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
-	kind := onceq.Kind[int]{Name: "k"}
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
-	require.NoError(t, err)
-	wait := onceq.PoolWaits(w)
-	for db.Pool.Stat().EmptyAcquireWaitTime() == 0 {
-		c, err := db.Pool.Acquire(t.Context())
-		require.NoError(t, err)
-		waited := make(chan error)
-		go func() {
-			c, err := db.Pool.Acquire(t.Context())
-			if err == nil {
-				c.Release()
-			}
-			waited <- err
-		}()
-		time.Sleep(time.Millisecond)
-		c.Release()
-		require.NoError(t, <-waited)
-	}
-	require.Zero(t, wait(0), "a row that is written at once repeats what the one before it says")
-	require.Equal(t, db.Pool.Stat().EmptyAcquireWaitTime(), wait(time.Minute))
-	require.Zero(t, wait(time.Minute), "since then nobody has waited")
 }

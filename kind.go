@@ -17,6 +17,7 @@ import (
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/hold"
+	"github.com/onceq/onceq/internal/task"
 )
 
 // Kind declares a kind of job once, for the code that enqueues it and the code that runs it. P is its
@@ -206,47 +207,41 @@ func unmarshalKnown(payload []byte, into any) error {
 
 // Handler is what a worker runs for the jobs of one kind: see Kind.Handle, HandleTx and HandleBatch.
 type Handler struct {
-	kind, queue  string
-	laned        bool          // the kind's jobs have lanes or limits
-	timeout      time.Duration // 0 for none
-	backoff      func(int, error) time.Duration
-	maxLost      int
-	keep         int64 // milliseconds; 0: not at all, -1: until somebody decides, math.MinInt64: as the queue says
-	serializable bool
-	level        func(EventType) slog.Level // nil for the default
+	runs    task.Handler // what a worker's executor knows of it
+	queue   string
+	laned   bool // the kind's jobs have lanes or limits
+	backoff func(int, error) time.Duration
+	level   func(EventType) slog.Level // nil for the default
 
-	run  func(context.Context, pgx.Tx, []*Lease) error
-	inTx bool // run gets a transaction, which commits with the jobs' completions
-	size int  // how many jobs run gets at most
-
-	decode func(*Lease) error // the payload, as the handler gets it
+	run    func(context.Context, pgx.Tx, []*Lease) error // see task.Handler.Call
+	decode func(*Lease) error                            // the payload, as the handler gets it
 
 	err error // what is wrong with the kind's declaration; NewWorker returns it
 }
 
 func (k Kind[P]) handler() Handler {
-	h := Handler{
-		kind: k.Name, queue: cmp.Or(k.Queue, DefaultQueue), laned: k.Lane != nil || k.Limit != nil,
-		timeout: k.Timeout, backoff: k.Backoff, maxLost: cmp.Or(k.MaxLost, DefaultMaxLost),
-		serializable: k.Serializable, keep: math.MinInt64, level: k.LogLevel, size: 1,
+	h := Handler{queue: cmp.Or(k.Queue, DefaultQueue), laned: k.Lane != nil || k.Limit != nil, backoff: k.Backoff, level: k.LogLevel}
+	h.runs = task.Handler{
+		Kind: k.Name, Timeout: k.Timeout, MaxLost: cmp.Or(k.MaxLost, DefaultMaxLost), Keep: math.MinInt64,
+		Serializable: k.Serializable, Size: 1,
 	}
 	h.decode = func(l *Lease) error {
 		_, err := decode[P](l, k.RefuseUnknownFields)
 		return err
 	}
 	switch {
-	case h.timeout == 0:
-		h.timeout = time.Minute
-	case h.timeout == NoTimeout:
-		h.timeout = 0
-	case h.timeout < 0:
+	case h.runs.Timeout == 0:
+		h.runs.Timeout = time.Minute
+	case h.runs.Timeout == NoTimeout:
+		h.runs.Timeout = 0
+	case h.runs.Timeout < 0:
 		h.err = invalid("Kind.Timeout", "of %q is negative; use NoTimeout for none", k.Name)
 	}
-	if h.maxLost < 0 || h.maxLost > maxMaxLost {
-		h.err = invalid("Kind.MaxLost", "of %q is %d; 1 to %d is possible", k.Name, h.maxLost, maxMaxLost)
+	if h.runs.MaxLost < 0 || h.runs.MaxLost > maxMaxLost {
+		h.err = invalid("Kind.MaxLost", "of %q is %d; 1 to %d is possible", k.Name, h.runs.MaxLost, maxMaxLost)
 	}
 	if k.Keep != 0 {
-		h.keep, h.err = keepTime("Kind.Keep", k.Keep, h.err)
+		h.runs.Keep, h.err = keepTime("Kind.Keep", k.Keep, h.err)
 	}
 	if err := k.check(); err != nil {
 		h.err = err
@@ -323,7 +318,7 @@ func (k Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payl
 	if fn == nil {
 		h.err = invalid("HandleTx", "of %q has no function", k.Name)
 	}
-	h.inTx = true
+	h.runs.InTx = true
 	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
 		p, err := begin[P](leases[0], k.RefuseUnknownFields)
 		if err != nil {
@@ -353,7 +348,7 @@ func (k Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, j
 	if size < 1 || size > 10_000 {
 		h.err = invalid("HandleBatch", "of %q has size %d; 1 to 10,000 is possible", k.Name, size)
 	}
-	h.inTx, h.size = true, size
+	h.runs.InTx, h.runs.Size = true, size
 	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
 		items := make([]Item[P], len(leases))
 		for i, l := range leases {
@@ -376,7 +371,7 @@ func (k Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, j
 // with Lease.Complete again. When a handler is wrapped several times, the last wrapper is the outermost.
 func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next func(context.Context) error) error) Handler {
 	if around == nil {
-		h.err = invalid("Wrap", "of the handler of %q has no function", h.kind)
+		h.err = invalid("Wrap", "of the handler of %q has no function", h.runs.Kind)
 		return h
 	}
 	run := h.run
@@ -399,7 +394,7 @@ func (h *Handler) call(ctx context.Context, tx pgx.Tx, holds []*hold.Hold) error
 }
 
 // Kind is the name of the kind that the handler is for.
-func (h Handler) Kind() string { return h.kind }
+func (h Handler) Kind() string { return h.runs.Kind }
 
 // Queue is the kind's queue. A single job may name another one (Job.Queue).
 func (h Handler) Queue() string { return h.queue }
@@ -427,7 +422,7 @@ func tame(err error) error {
 	p := guard.Call(func() {
 		text = err.Error()
 		var tamed *longError
-		_ = errors.Is(err, errGoexit) || errors.As(err, &tamed) // these call Is, As and Unwrap of all that err wraps
+		_ = errors.Is(err, ErrLeaseLost) || errors.As(err, &tamed) // these call Is, As and Unwrap of all that err wraps
 	})
 	switch {
 	case p != nil:

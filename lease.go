@@ -14,6 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -108,17 +109,9 @@ func holdsOf(leases []*Lease) []*hold.Hold {
 	return holds
 }
 
-// holdKey is how Enqueue recognises a handler's own keys, and how LeaseFromContext finds the lease.
-type holdKey struct{}
-
-func holdsFrom(ctx context.Context) []*hold.Hold {
-	holds, _ := ctx.Value(holdKey{}).([]*hold.Hold)
-	return holds
-}
-
 // LeaseFromContext returns the lease of the handler that ctx belongs to, or nil. It is nil for a batch of several jobs too.
 func LeaseFromContext(ctx context.Context) *Lease {
-	if holds := holdsFrom(ctx); len(holds) == 1 {
+	if holds := hold.From(ctx); len(holds) == 1 {
 		return leaseOf(holds[0])
 	}
 	return nil
@@ -196,7 +189,7 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	switch {
 	case err == nil:
 		return nil
-	case leaseLost(err):
+	case sqlstate.LeaseLost(err):
 		e := l.event(EventLeaseLost)
 		e.Err = l.lostError("lock")
 		l.q.emit(ctx, e)

@@ -2,94 +2,140 @@ package onceq
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/onceq/onceq/internal/claimer"
-	"github.com/onceq/onceq/internal/count"
-	"github.com/onceq/onceq/internal/finish"
+	"github.com/onceq/onceq/internal/executor"
 	"github.com/onceq/onceq/internal/hold"
-	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/presence"
 	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/quarantine"
+	"github.com/onceq/onceq/internal/task"
 )
 
-// run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses
-// it, except that the claimer's goroutine writes what Drain returns.
-//
-// A job goes from the claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
-//
-//	claimer, one  ->  slots  ->  executor, one goroutine for each slot in use  ->  outbox, two
-//	    ^ session, one for a pool           ^ beats, one; pings, one
+// run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run
+// uses it, except that the claimer's goroutine writes what Drain returns. A job goes from the claimer, which
+// has one goroutine and one session for a pool, to the executor. The promoter lets jobs into lanes, and the
+// presence does the worker's chores.
 type run struct {
 	w        *Worker
 	id       int64 // random
-	tasks    *taskSet
-	outbox   *outbox
-	beats    *beats
-	exec     *executor
+	exec     *executor.Executor
+	face     *face
 	listener *claimer.Listener // not run by Drain
-	presence *presence
-	tally    *count.Tally
+	presence *presence.Presence
 	promoter *promoter.Promoter
 	claimer  *claimer.Claimer
 	drains   bool
 	cutShort bool  // Drain ended with work left, because its context ended
 	failed   error // what ended Drain
 
-	cancel context.CancelCauseFunc // of all handlers' contexts
-	giveUp context.CancelFunc      // of writing outcomes, and of beats
-
-	claiming, writing, beating sync.WaitGroup
-	stopBeats                  chan struct{}
+	halt     context.CancelCauseFunc // ends the run as the end of its context does, and says why
+	claiming sync.WaitGroup
 }
 
-func newRun(ctx context.Context, w *Worker, own *pg.Conns) *run {
-	id := rand.Int64()
-	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	r := &run{w: w, id: id, cancel: cancel, giveUp: giveUp, stopBeats: make(chan struct{})}
-	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
-	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.Shares}
-	db := own.Outcomes
-	r.tally = count.NewTally(w.q.store, db)
-	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
-	r.beats = &beats{q: w.q, id: id, db: pg.Quick{Own: own, Patience: beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
-	r.exec = &executor{
-		w: w, q: w.q, id: id, kinds: w.kinds, careful: w.careful, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
-		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.Shares,
+func newRun(ctx context.Context, w *Worker, own *pg.Conns, drains bool) *run {
+	r := &run{w: w, id: rand.Int64(), drains: drains, face: &face{w: w, db: own.Outcomes}}
+	q, quick := w.q, pg.Quick{Own: own, Patience: pg.BriefWait}
+	live := func(queue string) { r.claimer.Heard(queue, false) }
+	cfg := executor.Config{
+		Face: r.face, Store: q.store, Troubles: &q.troubles, Log: q.log, Paused: q.pauses, Far: &q.far,
+		Own: own, ID: r.id, Handlers: make(map[string]*task.Handler), Kinds: w.kinds, Careful: w.careful, Lease: w.lease,
+		Pipelines: w.pipelines, Drains: drains, Live: live, Told: func() { r.promoter.Told() },
+		Halt: func(cause error) { r.halt(cause) },
+		Suspended: func(h *hold.Hold) {
+			r.claimer.Suspended(h.Queue, quarantine.Job{ID: h.ID, Lost: h.Lost}, h.Slot)
+		},
 	}
-	r.presence = newPresence(w, id, pg.Quick{Own: own, Patience: pg.BriefWait}, db, r.tasks, &r.exec.limits, watch, r.tally)
-	r.tasks.stuckChanged = r.presence.rouse
-	var queues []*claimer.Slots
-	for name, cfg := range w.queues {
-		s := newSlots(w, name, cfg)
-		r.exec.slots[name] = s
-		queues = append(queues, &s.Slots)
+	for kind, h := range w.handlers {
+		cfg.Handlers[kind] = &h.runs
+	}
+	for name, c := range w.queues {
+		cfg.Queues = append(cfg.Queues, executor.Queue{
+			Name: name, Count: c.Concurrency, Pooled: w.pooledIn[name], MayHold: w.mayHold, Keep: w.keeps[name],
+		})
+	}
+	set := task.Config{
+		Turn: q.quarantine, Late: &q.late, Cancelled: ErrCancelled, Stuck: func() { r.presence.Rouse() },
+	}
+	if drains {
+		set.Emptied = func() { r.claimer.Rouse() }
+	}
+	r.exec = executor.New(ctx, cfg, set)
+	r.presence = r.newPresence(quick, own.Outcomes)
+	if !drains {
+		r.face.limits.first = r.presence.Rouse
 	}
 	r.claimer = claimer.New(claimer.Config{
-		Store: w.q.store, Troubles: &w.q.troubles, Log: w.q.log, Paused: w.q.pauses, Turn: w.q.quarantine, DB: pg.Quick{Own: own, Patience: pg.BriefWait},
-		Shares: &own.Shares, Worker: r.exec, ID: id, Kinds: w.kinds, Lease: w.lease, Poll: w.poll, Careful: w.careful, Besides: w.besides,
-	}, queues, r.woken)
+		Store: q.store, Troubles: &q.troubles, Log: q.log, Paused: q.pauses, Turn: q.quarantine, DB: quick,
+		Shares: &own.Shares, Worker: claims{r.exec, r.face}, ID: r.id, Kinds: w.kinds, Lease: w.lease, Poll: w.poll,
+		Careful: w.careful, Besides: w.besides,
+	}, r.exec.Slots(), r.woken)
 	r.listener = r.claimer.Listener
-	live := func(queue string) { r.claimer.Heard(queue, false) }
-	promotes := w.q.promotes(db)
+	promotes := q.promotes(own.Outcomes)
 	promotes.Woken, promotes.Worker = live, r.exec
-	promotes.ID, promotes.Kinds, promotes.Laned, promotes.Listener = id, w.kinds, w.laned, r.listener
+	promotes.ID, promotes.Kinds, promotes.Laned, promotes.Listener = r.id, w.kinds, w.laned, r.listener
 	r.promoter = promoter.New(promotes)
 	r.claimer.Promoter = r.promoter
-	r.outbox.woken, r.exec.woken = live, live
-	r.outbox.told, r.exec.told = r.promoter.Told, r.promoter.Told
-	r.outbox.next = func(o finish.Outcome) *successor { return r.exec.successor(o, 0) }
-	r.exec.suspended = func(h *hold.Hold) { r.claimer.Suspended(h.Queue, quarantine.Job{ID: h.ID, Lost: h.Lost}, h.Slot) }
-	r.exec.extend = r.beats.extend
 	return r
+}
+
+// newPresence returns what does the worker's chores: it shows the worker, and looks for requests to cancel
+// that nobody has heard, for held jobs whose effects were settled, and for limits that nobody has set. slow
+// is for what may meet rows that somebody has locked.
+func (r *run) newPresence(db, slow DB) *presence.Presence {
+	w, q := r.w, r.w.q
+	cfg := presence.Config{
+		Store: q.store, Troubles: &q.troubles, ID: r.id, DB: db, Set: r.exec.Set, Tally: r.exec.Tally,
+		Chores: func(ctx context.Context) error {
+			return errors.Join(heedAll(ctx, q, db, slow), unholdAll(ctx, q, slow), r.face.limits.ask(ctx, q, db))
+		},
+	}
+	queues := make(map[string]int, len(w.queues))
+	for _, name := range slices.Sorted(maps.Keys(w.queues)) {
+		n := w.queues[name].Concurrency
+		if w.pooledIn[name] && n >= usually(int(q.store.Pool.Config().MaxConns)) {
+			cfg.Bound = append(cfg.Bound, name)
+		}
+		queues[name] = n
+		for _, h := range w.handlers {
+			queues[name] = max(queues[name], n*h.runs.Size) // a batch handler has several jobs
+		}
+	}
+	raw, _ := json.Marshal(queues) // a map of strings to numbers always encodes
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	cfg.Args = []any{
+		r.id, host, os.Getpid(), libraryVersion(), SchemaVersion, w.lease.Microseconds(), string(raw), w.kinds,
+	}
+	return presence.New(cfg)
+}
+
+// libraryVersion is the version of this package that the program was built with.
+func libraryVersion() string {
+	const unknown, path = "(devel)", "github.com/onceq/onceq"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return unknown
+	}
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == path && m.Replace == nil && m.Version != "" {
+			return m.Version
+		}
+	}
+	return unknown
 }
 
 // woken is the listener's.
@@ -99,28 +145,21 @@ func (r *run) woken(queue string) {
 	r.promoter.Rouse(queue)
 }
 
-// work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain. Then it ends
-// everything that it began. failed is what went wrong; left says what has not ended or is not done.
+// work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain.
+// Then it ends everything that it began. failed is what went wrong; left says what has not ended or is not
+// done.
 func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	q := r.w.q
-	defer r.giveUp()
-	defer r.cancel(errShutdown)
 	defer q.troubles.Ends(r.id)
-	ctx, r.exec.stop = context.WithCancelCause(ctx)
-	defer r.exec.stop(nil)
-	defer context.AfterFunc(r.listener.DB.Own.Closed, func() { r.exec.stop(errPoolClosed) })()
-	for _, s := range r.exec.slots {
-		if s.Pooled {
-			r.exec.conns.Join(&s.Slots)
-			defer r.exec.conns.Leave(&s.Slots)
-		}
-	}
+	ctx, r.halt = context.WithCancelCause(ctx)
+	defer r.halt(nil)
+	defer context.AfterFunc(r.listener.DB.Own.Closed, func() { r.halt(executor.ErrPoolClosed) })()
 	r.start(ctx, limit)
 	drained := make(chan struct{})
 	if r.drains {
 		go func() {
 			r.claiming.Wait()
-			r.exec.handling.Wait()
+			r.exec.Wait()
 			close(drained)
 		}()
 	}
@@ -129,8 +168,8 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	case <-drained:
 	}
 	left = r.end()
-	if errors.Is(context.Cause(ctx), errPoolClosed) {
-		return errPoolClosed, left
+	if errors.Is(context.Cause(ctx), executor.ErrPoolClosed) {
+		return executor.ErrPoolClosed, left
 	}
 	if r.cutShort {
 		why := ctx.Err()
@@ -142,73 +181,32 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	return r.failed, left
 }
 
-// start starts all goroutines of the run. They end in this order: the claimer, with ctx; the handlers,
-// when nothing is left that was claimed; the outbox, when no more outcomes can come; the beats, last, because leases must
-// last until the outbox has written their outcomes.
+// start starts all goroutines of the run. They end in this order: the claimer, with ctx; the handlers, when
+// nothing is left that was claimed; the executor's others, when no more outcomes can come.
 func (r *run) start(ctx context.Context, limit int) {
-	r.drains = limit >= 0
+	r.exec.Start()
 	if r.drains {
-		r.tasks.emptied = r.claimer.Rouse
-		r.exec.careful = true // what completions lease would not count
 		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.Drain(ctx, limit) })
 	} else {
-		r.exec.limits.first = r.presence.rouse
 		r.claiming.Go(func() { r.claimer.Loop(ctx) })
 		r.claiming.Go(func() { r.promoter.Loop(ctx) })
 		r.listener.DB.Own.Join(&r.listener.Hearer)
 	}
-	r.presence.begin(r.drains)
-	r.outbox.start(&r.writing, r.drains)
-	r.beating.Go(func() { r.beats.tick(r.stopBeats, r.beats.beat) })
-	if slices.Contains(slices.Collect(maps.Values(r.w.pooledIn)), true) {
-		r.beating.Go(func() { r.beats.tick(r.stopBeats, r.beats.ping) })
-	}
+	r.presence.Begin(r.drains)
 }
 
 // end ends them in that order, and names the handlers that did not return.
 func (r *run) end() (left error) {
 	ends := time.Now().Add(r.w.shutdown)
-	r.exec.ending.Lock()
-	r.exec.stopping.Store(true)
-	r.exec.ending.Unlock()
+	r.exec.Stop()
 	r.claiming.Wait()
 	if !r.drains {
 		r.listener.UnannounceAll()
 	}
-	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
-	for _, s := range r.exec.slots {
-		for _, u := range s.takeAll() {
-			r.exec.giveBack(u.tasks)
-		}
-	}
-	returned := make(chan struct{})
-	go func() {
-		r.exec.handling.Wait()
-		close(returned)
-	}()
-	if !nap.Within(returned, max(0, time.Until(ends))) {
-		r.cancel(errShutdown)
-		if !nap.Within(returned, pg.EndWithin) {
-			var committing bool
-			left, committing = r.tasks.abandon(false)
-			for until := time.Now().Add(r.w.lease + pg.EndWithin); left == nil && committing; { // a commit may take as long as a lease
-				if nap.Within(returned, time.Second) {
-					break
-				}
-				left, committing = r.tasks.abandon(time.Now().After(until))
-			}
-			if left != nil {
-				time.AfterFunc(pg.EndWithin, r.giveUp)
-			}
-		}
-	}
+	left = r.exec.End(ends)
 	var leaving sync.WaitGroup
-	leaving.Go(r.presence.leave)
-	r.outbox.close()
-	r.writing.Wait()
-	leaving.Go(func() { _ = r.tally.Write() })
-	close(r.stopBeats)
-	r.beating.Wait()
+	leaving.Go(r.presence.Leave)
+	r.exec.Close()
 	if !r.drains {
 		r.listener.DB.Own.Leave(&r.listener.Hearer)
 	}

@@ -59,7 +59,7 @@ func (w *Worker) Ready() error {
 	switch {
 	case r == nil:
 		return errors.New("onceq: the worker does not run: it has not reached the database yet, or has ended")
-	case r.exec.stopping.Load():
+	case r.exec.Stopping():
 		return errors.New("onceq: the worker is shutting down")
 	}
 	found := w.q.troubles.List(r.id, watch.Claim, watch.Look, watch.Finish)
@@ -75,10 +75,10 @@ func (w *Worker) Ready() error {
 // onceqhttp.Probes answers liveness probes with it.
 func (w *Worker) Alive() error {
 	r := w.now.Load()
-	if r == nil || r.exec.stopping.Load() {
+	if r == nil || r.exec.Stopping() {
 		return nil
 	}
-	if stuck := r.tasks.stuck(); len(stuck) > 0 {
+	if stuck := r.exec.Set.Given(); len(stuck) > 0 {
 		var all []string
 		for _, s := range stuck {
 			all = append(all, s.String())

@@ -1,7 +1,6 @@
 package onceq
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,9 +19,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/onceq/onceq/internal/citus"
 	"github.com/onceq/onceq/internal/claimer"
-	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/executor"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/jsonb"
@@ -35,6 +32,7 @@ import (
 	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
+	"github.com/onceq/onceq/internal/task"
 )
 
 // That nobody waits is believed for a while: of this queue, or of all.
@@ -87,72 +85,6 @@ func TestStatements_WorkInFIPSMode(t *testing.T) {
 			require.NotContains(t, strings.ToLower(string(text)), "md5", name)
 		}
 	}
-}
-
-// A process that stood still for longer than a lease starts none of the jobs that it had claimed, and says so once for each.
-func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	var lost []int64
-	q.hook = HookFunc(func(_ context.Context, e Event) {
-		if e.Type == EventLeaseLost {
-			lost = append(lost, e.JobID)
-		}
-	})
-	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}}
-	now := time.Now()
-	at := func(id int64, claimed, extended time.Duration) *task {
-		return &task{hold: &benchLease(q, id, now.Add(-claimed)).hold, extended: now.Add(-extended)}
-	}
-	h := new(Handler)
-	for name, test := range map[string]struct {
-		task   *task
-		starts bool
-	}{
-		"fresh":       {at(1, 30*time.Second, 30*time.Second), true},
-		"extended":    {at(2, time.Hour, 30*time.Second), true},
-		"its lease":   {at(3, time.Minute, time.Minute), false},
-		"long passed": {at(4, time.Hour, time.Hour), false},
-	} {
-		_, ok := x.start([]*task{test.task}, h, true)
-		require.Equal(t, test.starts, ok, name)
-		_, again := x.start([]*task{test.task}, h, true)
-		require.Equal(t, test.starts, again, name)
-	}
-	slices.Sort(lost)
-	require.Equal(t, []int64{3, 4}, lost)
-}
-
-// A claim that was under way when Run ended may still bring jobs. They are given back, and no handler runs.
-func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	tasks := &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}
-	h := &Handler{maxLost: DefaultMaxLost, size: 1, run: func(context.Context, pgx.Tx, []*Lease) error { t.Error("a handler runs"); return nil }}
-	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: tasks, handlers: map[string]*Handler{"k": h},
-		outbox: newOutbox(q, 1, nil, time.Minute, t.Context(), tasks, nil)}
-	x.stopping.Store(true)
-	x.accept(&slots{Slots: claimer.Slots{Count: 1, Width: 1, Signal: func() {}}}, []*hold.Hold{{ID: 1, Kind: "k"}}, time.Now())
-	x.handling.Wait()
-	x.outbox.close()
-	given := x.outbox.take()
-	require.Len(t, given, 1)
-	require.Equal(t, StateWaiting, given[0].State)
-	require.False(t, given[0].Spend)
-}
-
-// What a promoter lets in gets a slot if another one is free for a claim.
-func TestExecutor_FirstLeavesASlot(t *testing.T) {
-	t.Parallel()
-	q := benchQueue(t)
-	q.pauses.Latest.Store(&paused.Set{At: time.Now().Add(time.Hour)})
-	x := &executor{q: q, slots: map[string]*slots{"mail": {Slots: claimer.Slots{Queue: "mail", Count: 2, Width: 1}}}}
-	n := x.First("mail")
-	require.NotNil(t, n)
-	queue, _, _, _ := n.Asks()
-	require.Equal(t, "mail", queue)
-	require.True(t, x.First("mail") == nil, "the other slot is for a claim")
-	require.True(t, x.First("another") == nil)
 }
 
 // What outlasts the shutdown does not end with it at once, and does not go on until its own time is up.
@@ -291,7 +223,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", "internal/count", "internal/executor", "internal/presence", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -459,18 +391,29 @@ func benchLeases(q *Queue, n int) []*Lease {
 	payload, _ := json.Marshal(benchOf)
 	leases := make([]*Lease, n)
 	for i := range leases {
-		leases[i] = benchLease(q, int64(i+1), time.Time{})
+		leases[i] = benchLease(q, int64(i+1))
 		leases[i].Payload = payload
 	}
 	return leases
 }
 
-func benchLease(q *Queue, id int64, began time.Time) *Lease {
+func benchLease(q *Queue, id int64) *Lease {
 	token := id<<table.TokenBits | 1
 	l := &Lease{ID: id, Token: token, Kind: "bench", Queue: DefaultQueue, Attempt: 1, MaxAttempts: 25, origin: origin{q: q},
-		hold: hold.Hold{ID: id, Token: token, Claims: 1, Holder: 7, Kind: "bench", Queue: DefaultQueue, Began: began}}
+		hold: hold.Hold{ID: id, Token: token, Claims: 1, Holder: 7, Kind: "bench", Queue: DefaultQueue}}
 	l.hold.Lease = l
 	return l
+}
+
+// countingFace writes nothing.
+type countingFace struct {
+	*face
+	done chan int
+}
+
+func (f *countingFace) Finish(_ context.Context, _ pg.DB, _ pg.Way, outcomes []finish.Outcome) (stale []*hold.Hold, left []finish.Outcome, err error) {
+	f.done <- len(outcomes)
+	return nil, nil, nil
 }
 
 // Everything between the claim of 1,000 jobs and their outcomes: handing out, decoding, running and collecting.
@@ -480,26 +423,22 @@ func BenchmarkDispatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	base, cancel := context.WithCancelCause(b.Context())
-	defer cancel(nil)
-	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
-	counts := count.NewTally(nil, nil)
-	out := newOutbox(q, 1, nil, w.lease, base, tasks, counts)
-	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: counts}
-	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue])
-	s.Signal = func() {}
-	leases := benchLeases(q, 1000)
+	r := newRun(b.Context(), w, new(pg.Conns), true)
+	written := &countingFace{face: r.face, done: make(chan int, 1000)}
+	cfg := r.exec.Config
+	cfg.Face = written
+	x := executor.New(b.Context(), cfg, r.exec.Set.Config)
+	for _, s := range x.Slots() {
+		s.Signal = func() {}
+	}
+	x.Start()
+
+	leases := leased(benchLeases(q, 1000))
 	b.ReportAllocs()
 	for b.Loop() {
-		x.accept(s, holdsOf(leases), time.Now())
+		claims{x, r.face}.Accept(DefaultQueue, leases, time.Now())
 		for left := len(leases); left > 0; {
-			batch := out.take()
-			left -= len(batch)
-			tasks.mu.Lock()
-			for _, o := range batch {
-				delete(tasks.all, o.Hold.Token)
-			}
-			tasks.mu.Unlock()
+			left -= <-written.done
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
@@ -522,46 +461,6 @@ func BenchmarkFinish(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
 }
 
-// Everybody locks rows in the order of their ids, on a machine whose ints are short too (GOARCH=386).
-func TestFinish_SortsByID(t *testing.T) {
-	t.Parallel()
-	batch := []finish.Outcome{{Hold: &hold.Hold{ID: 2 + 1<<32}}, {Hold: &hold.Hold{ID: 3}}, {Hold: &hold.Hold{ID: 1 + 3<<31}}}
-	q := &Queue{store: pg.New(nil, "onceq", means, citus.Parts{})}
-	_, _, err := q.finish(t.Context(), nil, pg.Hot, batch)
-	require.ErrorIs(t, err, errNoDB)
-	require.True(t, slices.IsSortedFunc(batch, func(a, b finish.Outcome) int { return cmp.Compare(a.Hold.ID, b.Hold.ID) }))
-}
-
-// An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.
-func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
-	t.Parallel()
-	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil)
-	o.pending = make([]finish.Outcome, maxPending)
-	added := make(chan struct{})
-	go func() {
-		o.add(finish.Outcome{}) // a handler's
-		close(added)
-	}()
-	require.Never(t, func() bool {
-		select {
-		case <-added:
-			return true
-		default:
-			return false
-		}
-	}, 50*time.Millisecond, 10*time.Millisecond)
-	ending := func(n int) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.ending = n
-	}
-	ending(1)
-	o.add(finish.Outcome{})
-	ending(0)
-	require.NotEmpty(t, o.take())
-	<-added
-}
-
 // A claim asks what is paused if that was not asked lately.
 func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 	t.Parallel()
@@ -577,7 +476,7 @@ func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
 // handlers may take long.
 func TestAlive_TheLoop(t *testing.T) {
 	t.Parallel()
-	r := &run{exec: &executor{}, tasks: &taskSet{}, claimer: &claimer.Claimer{}}
+	r := &run{exec: &executor.Executor{Set: new(task.Set)}, claimer: &claimer.Claimer{}}
 	w := &Worker{}
 	w.now.Store(r)
 	require.NoError(t, w.Alive(), "it has not begun, or drains")
@@ -586,7 +485,7 @@ func TestAlive_TheLoop(t *testing.T) {
 	require.NoError(t, w.Alive())
 	r.claimer.Next.Store(&past)
 	require.ErrorContains(t, w.Alive(), "stands still")
-	r.exec.stopping.Store(true)
+	r.exec.Stop()
 	require.NoError(t, w.Alive())
 }
 

@@ -87,11 +87,6 @@ type QueueConfig struct {
 	Keep time.Duration
 }
 
-var (
-	errShutdown   = errors.New("onceq: the worker is shutting down")
-	errPoolClosed = errors.New("onceq: the pool was closed while a worker was running; stop workers before you close it")
-)
-
 // Worker runs handlers for the jobs of one or more queues. Any number of workers, in any number of processes and of
 // different versions of the application, may work the same queues.
 type Worker struct {
@@ -119,7 +114,7 @@ type Worker struct {
 // shared is what the workers of a process have in common, and Claim with them.
 type shared struct {
 	quarantine *quarantine.Turn // of the process: the turn to start a job that has lost a lease
-	late       sync.Map         // token → lateHandler: handlers that do not return
+	late       sync.Map         // token → task.Late: handlers that do not return
 	far        slot.Distance    // of the database, for the slots of rates
 	held       heldLately       // jobs that may run again
 }
@@ -140,8 +135,8 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		return nil, err
 	}
 	w.laned = slices.ContainsFunc(handlers, func(h Handler) bool { return h.laned })
-	w.careful = slices.ContainsFunc(handlers, func(h Handler) bool { return h.maxLost == 1 })
-	w.besides = !slices.ContainsFunc(handlers, func(h Handler) bool { return h.maxLost < DefaultMaxLost })
+	w.careful = slices.ContainsFunc(handlers, func(h Handler) bool { return h.runs.MaxLost == 1 })
+	w.besides = !slices.ContainsFunc(handlers, func(h Handler) bool { return h.runs.MaxLost < DefaultMaxLost })
 	if err := w.chooseQueues(&cfg); err != nil {
 		return nil, err
 	}
@@ -167,15 +162,16 @@ func (w *Worker) addHandlers(handlers []Handler) error {
 		if h.err != nil {
 			return h.err
 		}
-		if h.kind == "" {
+		if h.runs.Kind == "" {
 			return errors.New("onceq: a zero Handler; make one with Kind.Handle")
 		}
-		if w.handlers[h.kind] != nil {
-			return fmt.Errorf("onceq: two handlers for kind %q; a worker has one handler for each kind: remove one, or give one of them a kind of another name", h.kind)
+		if w.handlers[h.runs.Kind] != nil {
+			return fmt.Errorf("onceq: two handlers for kind %q; a worker has one handler for each kind: remove one, or give one of them a kind of another name", h.runs.Kind)
 		}
-		w.handlers[h.kind] = &h
-		w.kinds = append(w.kinds, h.kind)
-		w.pooledIn[h.queue] = w.pooledIn[h.queue] || h.inTx
+		h.runs.Call = h.call
+		w.handlers[h.runs.Kind] = &h
+		w.kinds = append(w.kinds, h.runs.Kind)
+		w.pooledIn[h.queue] = w.pooledIn[h.queue] || h.runs.InTx
 		w.queues[h.queue] = QueueConfig{}
 	}
 	slices.Sort(w.kinds)
@@ -201,7 +197,7 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 		}
 		w.queues[name] = QueueConfig{}
 		for _, h := range w.handlers { // jobs of any of these kinds may come
-			w.pooledIn[name] = w.pooledIn[name] || h.inTx
+			w.pooledIn[name] = w.pooledIn[name] || h.runs.InTx
 		}
 	}
 	if len(w.queues) == 0 {
@@ -305,7 +301,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	case err != nil:
 		return err
 	}
-	r := newRun(ctx, w, own)
+	r := newRun(ctx, w, own, limit >= 0)
 	w.now.Store(r)
 	failed, left := r.work(ctx, limit)
 	w.now.Store(nil)

@@ -62,20 +62,12 @@ func (t *Tally) Started(h *hold.Hold) {
 	}
 }
 
-// Ended counts outcomes that are written, which those in left are not. Those of stale leases are not either,
-// unless an earlier try has written them, or the handler or the commit of its transaction has completed the
-// job.
-func (t *Tally) Ended(outcomes []finish.Outcome, stale []*hold.Hold, left []finish.Outcome) {
-	unwritten := make(map[*hold.Hold]bool, len(left))
-	for _, o := range left {
-		unwritten[o.Hold] = true
-	}
+// Ended counts outcomes that are written. Those of stale leases are not, unless an earlier try has written them,
+// or the handler or the commit of its transaction has completed the job.
+func (t *Tally) Ended(outcomes []finish.Outcome, stale []*hold.Hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range outcomes {
-		if unwritten[o.Hold] {
-			continue
-		}
 		state := o.State
 		if len(stale) > 0 && slices.Contains(stale, o.Hold) {
 			if !o.Unsure {

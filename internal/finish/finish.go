@@ -12,10 +12,10 @@ import (
 	"github.com/onceq/onceq/internal/stmt"
 )
 
-// Write writes outcomes, at most one for each lease, and returns the leases whose guard did not hold, and those
-// of the jobs that somebody wants cancelled. Each of the kinds of statement commits on its own. After an error,
-// left are the outcomes that may not have been written. wrote is called for each of the others: ok says that its
-// guard held.
+// Write writes outcomes, at most one for each lease, and returns the leases whose guard did not hold, and
+// those of the jobs that somebody wants cancelled. Each of the kinds of statement commits on its own. After
+// an error, left are the outcomes that may not have been written. wrote is called for each of the others: ok
+// says that its guard held.
 func Write(ctx context.Context, store *pg.Store, db pg.DB, by pg.Way, outcomes []Outcome,
 	wrote func(o Outcome, ok bool)) (stale []*hold.Hold, cancelled []int64, left []Outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return cmp.Compare(a.Hold.ID, b.Hold.ID) })
@@ -36,7 +36,8 @@ func Write(ctx context.Context, store *pg.Store, db pg.DB, by pg.Way, outcomes [
 		if len(part.outcomes) == 0 {
 			continue
 		}
-		// A lock is the trouble of one part alone. But a whole table may be locked, and then each part would wait.
+		// A lock is the trouble of one part alone. But a whole table may be locked, and then each part would
+		// wait.
 		if err != nil && (!pg.LockedOut(err) || locks > 1) {
 			left = append(left, part.outcomes...)
 			continue
@@ -193,8 +194,8 @@ func toldArgs(outcomes []Outcome) []any {
 	return []any{ids, states, results}
 }
 
-// giveBackArgs also says what the jobs wait for, and sets how long one is given back for if Emit has the row of
-// its wait.
+// giveBackArgs also says what the jobs wait for, and sets how long one is given back for if Emit has the row
+// of its wait.
 func giveBackArgs(outcomes []Outcome, raise bool) []any {
 	scopes, keys := make([]*string, len(outcomes)), make([]*string, len(outcomes))
 	for i, o := range outcomes {

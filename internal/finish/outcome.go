@@ -99,10 +99,10 @@ func Exhausted(h *hold.Hold, maxLost int) *Outcome {
 	return &Outcome{Hold: h, State: Dead, Err: why, Keep: -1}
 }
 
-// lostFrom is the number from which the job's lost leases count on, if there were more. A handler that came to
-// its end did not end its process. After a failure one stays, so that the job goes on running alone (package
-// quarantine): one that now fails and now ends its process would otherwise take the same jobs beside it with it
-// each time. A job that is only given back keeps all.
+// lostFrom is the number from which the job's lost leases count on, if there were more. A handler that came
+// to its end did not end its process. After a failure one stays, so that the job goes on running alone
+// (package quarantine): one that now fails and now ends its process would otherwise take the same jobs beside
+// it with it each time. A job that is only given back keeps all.
 func (o *Outcome) lostFrom() int32 {
 	switch {
 	case o.Asked && o.Spend:

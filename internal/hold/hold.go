@@ -6,6 +6,8 @@ package hold
 import (
 	"context"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +53,15 @@ type Hold struct {
 	Lease any // the *onceq.Lease that has this Hold
 }
 
+// Key is how the context of a handler gives its holds.
+type Key struct{}
+
+// From returns the holds of the handler that ctx belongs to.
+func From(ctx context.Context) []*Hold {
+	holds, _ := ctx.Value(Key{}).([]*Hold)
+	return holds
+}
+
 // Lined reports whether the job has a lane or a limit.
 func (h *Hold) Lined() bool { return h.Lane != "" || h.Limit != "" }
 
@@ -69,6 +80,15 @@ func (h *Hold) StartOver() {
 	h.Accepted.Store(false)
 }
 
+// NewHolder returns a random number for a claim. In a worker its upper half says which one has the job
+// (workers.id), and the lower half differs from claim to claim. run is 0 outside a worker.
+func NewHolder(run int64) int64 {
+	if run == 0 {
+		return rand.Int64()
+	}
+	return run&^math.MaxUint32 | int64(rand.Uint32())
+}
+
 // Guards gives the columns that every statement on behalf of a lease compares.
 func Guards(holds []*Hold) (ids []int64, claims []int32, holders []int64) {
 	ids, claims, holders = make([]int64, len(holds)), make([]int32, len(holds)), make([]int64, len(holds))
@@ -78,8 +98,8 @@ func Guards(holds []*Hold) (ids []int64, claims []int32, holders []int64) {
 	return ids, claims, holders
 }
 
-// Lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it
-// took. It reports whether the job still belongs to this lease and no transaction has its row locked.
+// Lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that
+// it took. It reports whether the job still belongs to this lease and no transaction has its row locked.
 func (h *Hold) Lengthen(ctx context.Context, store *pg.Store, db pg.DB, took time.Duration) (held bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.EndWithin)
 	defer cancel()
@@ -88,12 +108,13 @@ func (h *Hold) Lengthen(ctx context.Context, store *pg.Store, db pg.DB, took tim
 	return err == nil && held
 }
 
-// Answer is what became of one lease in a beat. Neither extended nor lost means that the row is locked, or that
-// the lease already lasts longer. Locked means alive: nobody can claim a row that its holder's transaction has
-// locked.
+// Answer is what became of one lease in a beat. Neither extended nor lost means that the row is locked, or
+// that the lease already lasts longer. Locked means alive: nobody can claim a row that its holder's
+// transaction has locked.
 type Answer struct{ Extended, Lost, Cancelled bool }
 
-// Extend extends the leases, which the caller has sorted by id. running says which of their jobs are being worked on.
+// Extend extends the leases, which the caller has sorted by id. running says which of their jobs are being
+// worked on.
 func Extend(ctx context.Context, store *pg.Store, db pg.DB, holds []*Hold, running []bool,
 	d time.Duration) ([]Answer, error) {
 	ids, claims, holders := Guards(holds)

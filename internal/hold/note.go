@@ -20,8 +20,8 @@ type report struct {
 	written atomic.Bool
 }
 
-// Note is what beats write into jobs.progress: when the run began, and its latest report. Claims says of which
-// claim it is, because a claim does not clear the column.
+// Note is what beats write into jobs.progress: when the run began, and its latest report. Claims says of
+// which claim it is, because a claim does not clear the column.
 type Note struct {
 	Claims int32     `json:"claims"`
 	Since  time.Time `json:"since"`

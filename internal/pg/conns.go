@@ -30,7 +30,7 @@ import (
 //	             jobs that wait to be cancelled, and held ones whose effects were settled.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time.
-// Outcomes wait for transactions that have locked their jobs, but for no longer than a second (outbox.go),
+// Outcomes wait for transactions that have locked their jobs, but for no longer than a second (internal/outbox),
 // and effects for those that have locked their fences.
 type Conns struct {
 	of       *pgxpool.Pool // the application's

@@ -29,7 +29,7 @@ import (
 // ResolveMany) needs a transaction: see Opener.
 //
 // All of this is in Send and InOne. Three things are sent without them: a batch that belongs to the caller
-// (EnqueueInBatch, CompleteInBatch), the transaction of a handler (tx.go), and LISTEN with its UNLISTEN
+// (EnqueueInBatch, CompleteInBatch), the transaction of a handler (internal/executor), and LISTEN with its UNLISTEN
 // (package claimer).
 //
 // Tricks that steer the planner, each with the test that fails without it:
@@ -132,7 +132,7 @@ select statement_timestamp(), pg_catalog.set_config('enable_seqscan', 'off', tru
 // HotPlans is GuardPlans with generic plans.
 const HotPlans = GuardPlans + `, pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)`
 
-// KeepPlans is GuardPlans inside a handler's transaction (tx.go), until RestorePlans.
+// KeepPlans is GuardPlans inside a handler's transaction (internal/executor), until RestorePlans.
 const KeepPlans = `
 select pg_catalog.set_config('onceq.plans', pg_catalog.concat_ws(',', pg_catalog.current_setting('enable_seqscan'), pg_catalog.current_setting('enable_hashjoin'),
                   pg_catalog.current_setting('enable_mergejoin'), pg_catalog.current_setting('enable_bitmapscan'), pg_catalog.current_setting('jit')), true),

@@ -18,8 +18,8 @@ import (
 )
 
 // Distance is how long the messages take that bring slots. What it knows of a slot's time is when its message
-// was sent, so where each takes as long as a job may be late, all would be, and none would ever start. One that
-// is slow by itself, as in a process that was frozen, counts for nothing.
+// was sent, so where each takes as long as a job may be late, all would be, and none would ever start. One
+// that is slow by itself, as in a process that was frozen, counts for nothing.
 type Distance struct {
 	mu   sync.Mutex
 	sent time.Time        // the latest message
@@ -28,8 +28,8 @@ type Distance struct {
 	low  atomic.Int64     // the shortest of them, if that is much of table.SlotLate; else 0
 }
 
-// Saw records that an answer has come to the message that was sent at this time. It may be called for each lease
-// in it.
+// Saw records that an answer has come to the message that was sent at this time. It may be called for each
+// lease in it.
 func (d *Distance) Saw(sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -52,9 +52,9 @@ func (d *Distance) Late(h *hold.Hold) bool {
 	return h.Slotted() && time.Since(h.Slot) > table.SlotLate+time.Duration(d.low.Load())
 }
 
-// Take gets new slots for leases that start too late, and returns those that may start at once, and those that
-// were given back until their slots. Each limit is one message, so that the line is not locked while this
-// process is slow.
+// Take gets new slots for leases that start too late, and returns those that may start at once, and those
+// that were given back until their slots. Each limit is one message, so that the line is not locked while
+// this process is slow.
 func (d *Distance) Take(ctx context.Context, store *pg.Store, db pg.DB, holds []*hold.Hold) (now,
 	later []*hold.Hold, err error) {
 	byLimit := make(map[string][]*hold.Hold)

@@ -27,3 +27,6 @@ func NoTables(err error) bool {
 	state := Of(err)
 	return state == "42P01" || state == "3F000"
 }
+
+// LeaseLost reports whether a guard did not hold: it is the exception of onceq.lease_lost.
+func LeaseLost(err error) bool { return Of(err) == "OQ001" }

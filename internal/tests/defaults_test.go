@@ -159,7 +159,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 				require.Equal(t, []string{own}, spied(t, db, what), what)
 			}
 			require.Equal(t, []string{callers}, spied(t, db, "mine INSERT"))
-			const outcome = "0 500ms read committed" // see outbox.go
+			const outcome = "0 500ms read committed" // see internal/outbox
 			require.ElementsMatch(t, []string{own, outcome}, spied(t, db, "jobs UPDATE"), "claims, retries")
 			require.ElementsMatch(t, []string{outcome, callers}, spied(t, db, "jobs DELETE"), "completions, the handler's own among them, and what was cancelled")
 			require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from onceq.job_fences where key = $1 and state = 3`, "lost"))

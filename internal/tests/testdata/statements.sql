@@ -564,9 +564,6 @@ select f.id, f.delayed, f.who
 -- enqueue.go: settle
 select onceq.next_id('onceq.ids', $1::bigint);
 
--- executor.go: transaction
-begin;
-
 -- fence.go: HoldFence
 update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
@@ -1072,11 +1069,11 @@ select u.n, p.payload, p.payload_bytes
        (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
        limit 1) p;
 
+-- presence.go: Leave.leave
+with gone as (delete from onceq.workers where id = $1::bigint) select 1;
+
 -- presence.go: WritePresence
 select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w;
-
--- presence.go: leave.leave
-with gone as (delete from onceq.workers where id = $1::bigint) select 1;
 
 -- promoter.go: AnyCalls
 select exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
@@ -1615,10 +1612,10 @@ select case when $1::text <> '' then pg_catalog.set_config('idle_in_transaction_
        pg_current_xact_id()::text;
 
 -- tx.go: newHandlerTx
-begin;
-
--- tx.go: newHandlerTx
 begin isolation level serializable read write;
+
+-- tx.go: opBegin
+begin;
 
 -- uncertain.go: KeepDoubt
 update onceq.job_fences f set leased_until = statement_timestamp()
