@@ -185,10 +185,13 @@ func (l leased) At(i int) cursor.Position {
 
 func (l leased) Bytes() (n int64) {
 	for _, one := range l {
-		n += int64(len(one.Payload) + len(one.Bytes))
+		n += one.size() + one.hold.TooMany
 	}
 	return n
 }
+
+// size is that of the payload, in bytes.
+func (l *Lease) size() int64 { return int64(len(l.Payload) + len(l.Bytes)) }
 
 func (l leased) First() (job quarantine.Job, token int64) {
 	return quarantine.Job{ID: l[0].ID, Lost: l[0].Lost}, l[0].Token
@@ -242,9 +245,9 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	var order []int64
 	var now time.Time
 	var cut bool // it stopped before a job that needs a claim of its own
-	limit := 0
+	limit, free, size := 0, int64(1), int64(0)
 	for _, c := range asks {
-		limit += c.Limit
+		limit, free = limit+c.Limit, free+c.Free
 	}
 	by := pg.Hot
 	by.Clock, by.Along = &now, cmp.Or(q.pauses.Along(), asks[0].Along)
@@ -269,6 +272,11 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			l.Queue = asks[n>>32].Queue
 			l.hold.Queue = l.Queue
 			leases, order = append(leases, l), append(order, n)
+			size += l.size()
+			if run != 0 && size > table.ChunkBytes && int64(len(leases)) > free {
+				l.hold.TooMany = l.size()
+				l.Payload, l.Bytes = nil, nil
+			}
 		}
 		return rows.Err()
 	})

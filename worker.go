@@ -78,7 +78,7 @@ type QueueConfig struct {
 	// handlers.
 	//
 	// A worker also claims ahead, for handlers that are about to become free: what they do in some hundredths of a second, at most
-	// 2,000 jobs of a queue, and at most as many as have 16 MiB of payloads, counted with the size of those claimed before.
+	// 2,000 jobs of a queue, with at most 16 MiB of payloads. What a claim brings beyond that is given back.
 	Concurrency int
 
 	// Keep is how long completed jobs, and jobs that were cancelled while they ran, stay in the history, unless their kind

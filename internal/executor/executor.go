@@ -251,8 +251,13 @@ func (x *Executor) accept(s *slots, holds []*hold.Hold, began time.Time) {
 	var batches map[*task.Handler][]*task.Task
 	for i, t := range all {
 		if done := finish.Exhausted(t.Hold, t.Handler.MaxLost); done != nil {
-			x.left(s, []*task.Task{t})
+			x.left(s, all[i:i+1])
 			x.end(t, *done)
+			continue
+		}
+		if t.Hold.TooMany > 0 {
+			x.left(s, all[i:i+1])
+			x.giveBack(all[i : i+1])
 			continue
 		}
 		if t.Handler.Size == 1 || t.Quarantined() {

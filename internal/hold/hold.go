@@ -29,6 +29,7 @@ type Hold struct {
 	Member      bool      // another job waits for this one: its end must be told
 	Cancelled   bool      // somebody asked for that before this claim
 	Claimed     time.Time // when, by the database's clock
+	TooMany     int64     // bytes of a payload that was not kept: the job is given back
 	Slot        time.Time // when the rate of its limit lets it start, by this process's clock; zero without a rate
 
 	// What a worker decides before it calls the handler.

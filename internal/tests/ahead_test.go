@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,6 +69,38 @@ func TestAhead_IsGivenBackToOthers(t *testing.T) {
 	require.Equal(t, int64(10), mine.Load())
 	eventually(t, "their outcomes", func() bool { return ahead() == 0 })
 	require.NoError(t, w.stop())
+}
+
+// Small jobs with quick handlers are claimed ahead by the hundred. When large ones come right behind them, a claim keeps 16 MiB of
+// payloads and gives the other jobs back, which run later, as if they had not been claimed.
+func TestAhead_OfManyBytesIsGivenBack(t *testing.T) {
+	t.Parallel()
+	const small, large, more = 3000, 60, 10_000 // so much is due that nothing is given back because it waits
+	payload := strings.Repeat("x", 1<<20-10)
+	db := queuetest.New(t)
+	var ran atomic.Int64
+	for range 20 { // on a busy machine, too few may be claimed ahead
+		for n, payload := range []string{"", payload, ""} {
+			jobs := slices.Repeat([]onceq.Job{{Kind: "k", Payload: payload}}, []int{small, large, more}[n])
+			_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+			require.NoError(t, err)
+		}
+		ran.Store(0)
+		w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}},
+			onceq.Kind[string]{Name: "k"}.Handle(func(_ context.Context, l *onceq.Lease, got string) error {
+				if (got == "" || got == payload) && l.Attempt == 1 {
+					ran.Add(1)
+				}
+				return nil
+			}))
+		until(t, db, noJobs)
+		require.NoError(t, w.stop())
+		require.EqualValues(t, small+large+more, ran.Load())
+		if w.count(onceq.EventReleased) > 0 {
+			return
+		}
+	}
+	t.Fatal("no claim gave anything back")
 }
 
 // When a kind is paused, what was claimed ahead of it does not start.
