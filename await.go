@@ -32,8 +32,6 @@ import (
 // EventWindow is how long an event stays after Emit. Who begins to wait later does not find it, and it can be emitted again.
 const EventWindow = 30 * 24 * time.Hour
 
-const emitPatience = time.Second // how long Await waits for an open transaction that emits the event
-
 // awaitState is what came of an Await or a Sleep, as job_awaits.state stores it.
 type awaitState int16
 
@@ -281,7 +279,7 @@ func (l *Lease) sendAwait(ctx context.Context, w finish.Wait, statement string, 
 }
 
 // meeting is for where Await may meet an Emit that is open.
-var meeting = pg.Waiting(emitPatience)
+var meeting = pg.Waiting(pg.BriefWait)
 
 // readAwait returns nil if there is no row of this round.
 func (l *Lease) readAwait(ctx context.Context, w finish.Wait) (*awaited, error) {

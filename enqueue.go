@@ -480,8 +480,7 @@ func orNull[T comparable](v T) any {
 
 // columns are the arrays in which many jobs are sent. Arrays that no job needs stay nil.
 type columns struct {
-	last *header
-	ref  int32 // of last
+	last *header // of the latest job
 
 	refs                []int32
 	laneRules           []int16
@@ -538,7 +537,7 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 // header gives the number of a job's header, and appends the header if it is new.
 func (c *columns) header(known map[header]int32, h *header) int32 {
 	if h == c.last {
-		return c.ref
+		return c.refs[len(c.refs)-1]
 	}
 	ref, ok := known[*h]
 	if !ok {
@@ -554,7 +553,7 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 		}
 		c.ifDead = append(c.ifDead, ifDead)
 	}
-	c.last, c.ref = h, ref
+	c.last = h
 	return ref
 }
 

@@ -278,9 +278,6 @@ type noDB struct{}
 func (noDB) Error() string { return strings.TrimPrefix(errNoDB.Error(), "onceq: ") }
 func (noDB) Unwrap() error { return errNoDB }
 
-// noTables reports whether Postgres says that the schema or its tables do not exist.
-func noTables(err error) bool { return sqlstate.NoTables(err) }
-
 // PanicError is the error of an attempt whose handler panicked. It records the panic's value and the stack.
 type PanicError struct {
 	Value any
@@ -332,7 +329,7 @@ func means(schema string, err error) error {
 	if isTaken && !errors.Is(err, ErrIDTaken) {
 		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
 	}
-	if !noTables(err) || errors.As(err, &known) {
+	if !sqlstate.NoTables(err) || errors.As(err, &known) {
 		return err
 	}
 	return &tablesMissing{&SchemaError{Schema: schema, Want: SchemaVersion}, err}

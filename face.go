@@ -40,7 +40,6 @@ func (f *face) Loses(ctx context.Context, h *hold.Hold, stale bool, err error) {
 }
 
 func (f *face) Failure(h *hold.Hold, err error) finish.Outcome { return leaseOf(h).failure(err) }
-
 func (f *face) Decides(err error) (decides, again bool) {
 	return !decidesNothing(err), reschedules(err)
 }
@@ -51,8 +50,7 @@ func (f *face) Finish(ctx context.Context, db pg.DB, by pg.Way, outcomes []finis
 }
 
 func (f *face) Wrote(ctx context.Context, o finish.Outcome, ok bool) { f.w.q.wrote(ctx, o, ok) }
-
-func (f *face) Heed(ctx context.Context, db pg.DB, ids []int64) { f.w.q.heed(ctx, db, ids) }
+func (f *face) Heed(ctx context.Context, db pg.DB, ids []int64)      { f.w.q.heed(ctx, db, ids) }
 
 func (f *face) Read(rows pgx.Rows, n *executor.Next, before []any) (*hold.Hold, error) {
 	l := &Lease{
@@ -106,9 +104,10 @@ func (c claims) ClaimOne(ctx context.Context, db pg.Quick, kinds []string, ask *
 }
 
 func (c claims) Accept(queue string, jobs claimer.Jobs, began time.Time) (anyWait bool) {
-	leases := jobs.(leased)
-	for _, l := range leases {
+	holds := make([]*hold.Hold, jobs.Len())
+	for i, l := range jobs.(leased) {
 		c.face.takes(l)
+		holds[i] = &l.hold
 	}
-	return c.Executor.Accept(queue, holdsOf(leases), began)
+	return c.Executor.Accept(queue, holds, began)
 }

@@ -101,14 +101,6 @@ func leasesOf(holds []*hold.Hold) []*Lease {
 	return leases
 }
 
-func holdsOf(leases []*Lease) []*hold.Hold {
-	holds := make([]*hold.Hold, len(leases))
-	for i, l := range leases {
-		holds[i] = &l.hold
-	}
-	return holds
-}
-
 // LeaseFromContext returns the lease of the handler that ctx belongs to, or nil. It is nil for a batch of several jobs too.
 func LeaseFromContext(ctx context.Context) *Lease {
 	if holds := hold.From(ctx); len(holds) == 1 {

@@ -1,17 +1,12 @@
 package onceq
 
-import (
-	"time"
-)
+import "time"
 
 // The numbers that somebody has chosen, each with its reason. A number of a format stands with the format
 // (state.go, payload.go, limit.go). A number that is used once, and that nobody would look for, stands where
 // it is used. Packages rhythm and table have those that several packages use.
 
-// Claims.
-const (
-	turnWritten = 50 * time.Millisecond // so long a turn says where the claim before it ended
-)
+const turnWritten = 50 * time.Millisecond // so long a turn says where the claim before it ended
 
 // Workers and effects (worker.go, replay.go).
 const (

@@ -156,7 +156,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 		}
 	}
 	switch {
-	case noTables(err):
+	case sqlstate.NoTables(err):
 		return &SchemaError{Schema: q.store.Schema, Want: SchemaVersion}
 	case errors.Is(err, pgx.ErrNoRows):
 		return noMeta(q)

@@ -34,10 +34,13 @@ type announcement struct {
 	asks      time.Duration    // how long it then waits until it asks whether it is needed
 	came      bool             // it was dormant until the row was last written
 	awake     time.Time        // it does not become dormant before this time
+	stir      stir
+}
 
-	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
-	// nothing, and looks at all queues at short intervals instead.
-	lively bool
+// stir is how much comes. Postgres commits transactions that notify one after the other. When jobs come often, in
+// many queues, the run announces nothing, and looks at all queues at short intervals instead.
+type stir struct {
+	lively bool      // it does so
 	count  int       // notifications, and feeds in which looks found something,
 	since  time.Time // since then
 }
@@ -45,17 +48,17 @@ type announcement struct {
 // found counts feeds in which there is something, and decides whether the run is lively.
 func (c *Claimer) found(n int, now time.Time) {
 	a := &c.announcement
-	a.count += n
-	if now.Sub(a.since) < rhythm.Briefly {
+	a.stir.count += n
+	if now.Sub(a.stir.since) < rhythm.Briefly {
 		return
 	}
-	was, enough := a.lively, livelyFrom
+	was, enough := a.stir.lively, livelyFrom
 	if was {
 		enough /= 2
 	}
-	a.lively = a.count >= enough
-	a.count, a.since = 0, now
-	if a.lively != was {
+	a.stir.lively = a.stir.count >= enough
+	a.stir.count, a.stir.since = 0, now
+	if a.stir.lively != was {
 		c.forget()
 		a.wanted = true
 		c.looks.at = now
@@ -65,25 +68,25 @@ func (c *Claimer) found(n int, now time.Time) {
 // settle has a feed announced that has become idle, or asked again until it may be.
 func (c *Claimer) settle(f *feed, now time.Time) {
 	a := &c.announcement
-	if a.lively {
+	if a.stir.lively {
 		return
 	}
-	if !c.Listener.Confirmed.Load() || !f.announced.IsZero() || now.Before(a.notBefore) {
+	if !c.Listener.Confirmed.Load() || !f.news.announced.IsZero() || now.Before(a.notBefore) {
 		c.lookSoon(f, now)
 		return
 	}
-	if a.many && !a.wanted && f.looking.until.IsZero() {
+	if a.many && !a.wanted && f.news.looking.until.IsZero() {
 		a.notYet = now.Add(rhythm.Moment)
 	}
 	if a.wanted = true; now.Sub(a.written) < a.rest && !a.many {
-		f.again = now.Add(rhythm.Moment / 2)
+		f.plan.again = now.Add(rhythm.Moment / 2)
 		c.activate(f)
 	}
 }
 
 // unannounced records that producers do not know that this run waits for a feed's jobs.
 func (c *Claimer) unannounced(f *feed) {
-	f.announced = time.Time{}
+	f.news.announced = time.Time{}
 	if c.Listener.Waits.Swap(false) {
 		c.Promoter.Rouse("") // as the listener does: from now on nobody wakes it for calls
 	}
@@ -160,24 +163,24 @@ func (c *Claimer) newRow(now time.Time) (r newRow) {
 	r.all = true
 	for _, f := range c.feeds {
 		if !f.paused {
-			r.looks = max(r.looks, f.looking.next(now))
+			r.looks = max(r.looks, f.news.looking.next(now))
 		}
-		if now.Before(f.looking.until) {
+		if now.Before(f.news.looking.until) {
 			r.looking = append(r.looking, f.queue)
 		}
 		switch {
 		case f.cursor.Full && !f.paused:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < rhythm.Moment && !c.announcement.backed || now.Before(f.looking.until):
+		case f.paused || f.plan.due || now.Sub(f.latest.found) < rhythm.Moment && !c.announcement.backed || now.Before(f.news.looking.until):
 			r.busy = append(r.busy, f.queue)
 		default:
-			r.waiting, r.heard = append(r.waiting, f), append(r.heard, f.heard)
+			r.waiting, r.heard = append(r.waiting, f), append(r.heard, f.news.heard)
 			continue
 		}
 		r.all = r.all && f.paused
 		c.isBusy(f, now)
 	}
-	if c.announcement.lively || len(full) > perStatement { // so many cannot be named
+	if c.announcement.stir.lively || len(full) > perStatement { // so many cannot be named
 		r.waiting, r.all = nil, false
 	}
 	r.busy = append(full, r.busy...)
@@ -189,14 +192,14 @@ func (c *Claimer) newRow(now time.Time) (r newRow) {
 
 // isBusy has a feed that does not wait asked again later, when it may be announced.
 func (c *Claimer) isBusy(f *feed, now time.Time) {
-	if !f.announced.IsZero() {
+	if !f.news.announced.IsZero() {
 		if c.unannounced(f); f.idle() {
-			f.again = now.Add(rhythm.Moment)
+			f.plan.again = now.Add(rhythm.Moment)
 			c.activate(f)
 		}
 	}
-	if f.idle() && !f.paused && now.Before(f.looking.until) {
-		f.again = f.looking.until // it is announced after that
+	if f.idle() && !f.paused && now.Before(f.news.looking.until) {
+		f.plan.again = f.news.looking.until // it is announced after that
 		c.activate(f)
 	}
 }
@@ -269,7 +272,7 @@ func (c *Claimer) announced(feeds []*feed, heard []int, era int, err error) {
 		return
 	}
 	for i, f := range feeds {
-		if (f.announced.IsZero() || a.came) && f.heard == heard[i] {
+		if (f.news.announced.IsZero() || a.came) && f.news.heard == heard[i] {
 			c.announcedOne(f, now)
 		}
 	}
@@ -279,26 +282,26 @@ func (c *Claimer) announced(feeds []*feed, heard []int, era int, err error) {
 // announcedOne is announced for a feed of which nothing was heard meanwhile.
 func (c *Claimer) announcedOne(f *feed, now time.Time) {
 	a := &c.announcement
-	if f.announced = now; !f.cursor.Brief { // otherwise a claim looks back soon
-		f.again = time.Time{}
+	if f.news.announced = now; !f.cursor.Brief { // otherwise a claim looks back soon
+		f.plan.again = time.Time{}
 	}
-	f.follows = !a.backed || a.came || !f.looking.until.IsZero()
+	f.news.follows = !a.backed || a.came || !f.news.looking.until.IsZero()
 	switch {
 	case !a.backed || a.came: // otherwise there was always somebody to wake; and it came because there are jobs
 		c.lookSoon(f, now) // a job may have been committed just before the announcement
-	case !f.looking.until.IsZero(): // but for jobs that were left to this run, and whose commit was slow
+	case !f.news.looking.until.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 		c.lookSoon(f, now.Add(lookEnough))
 	}
-	if !f.looking.until.IsZero() && c.Listener.polls {
-		f.left = now
+	if !f.news.looking.until.IsZero() && c.Listener.polls {
+		f.news.left = now
 	}
 	c.lookForLeft(f, now)
-	f.looking.until = time.Time{}
+	f.news.looking.until = time.Time{}
 }
 
 // setWaits tells the promoter whether it is woken for jobs of each queue.
 func (c *Claimer) setWaits() {
-	c.Listener.Waits.Store(!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && f.announced.IsZero() }))
+	c.Listener.Waits.Store(!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && f.news.announced.IsZero() }))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, notified := range c.heard {
@@ -313,19 +316,19 @@ func (c *Claimer) setWaits() {
 // take long and it becomes full, nobody else knows of the rest.
 func (c *Claimer) passOnIn(now time.Time) time.Duration {
 	wait := rhythm.LongestNap
-	if c.announcement.lively || !c.Listener.Confirmed.Load() || c.Store.Citus.Load() == pg.CitusYes {
+	if c.announcement.stir.lively || !c.Listener.Confirmed.Load() || c.Store.Citus.Load() == pg.CitusYes {
 		return wait
 	}
 	for _, f := range c.active {
 		if f.passesOn(now) {
-			wait = min(wait, f.passOn.Sub(now))
+			wait = min(wait, f.news.passOn.Sub(now))
 		}
 	}
 	return wait
 }
 
 func (f *feed) passesOn(now time.Time) bool {
-	return f.noRoom && !f.busy && !f.passOn.IsZero() && (f.due || !f.again.IsZero() && !now.Before(f.again))
+	return f.plan.noRoom && !f.busy && !f.news.passOn.IsZero() && (f.plan.due || !f.plan.again.IsZero() && !now.Before(f.plan.again))
 }
 
 // startPassingOn does that for one feed. Who is woken and becomes full as well does the same.
@@ -333,12 +336,12 @@ func (c *Claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 	if wait > 0 {
 		return false
 	}
-	i := slices.IndexFunc(c.active, func(f *feed) bool { return f.passesOn(now) && !f.passOn.After(now) })
+	i := slices.IndexFunc(c.active, func(f *feed) bool { return f.passesOn(now) && !f.news.passOn.After(now) })
 	if i < 0 {
 		return false
 	}
 	f := c.active[i]
-	f.passOn = time.Time{}
+	f.news.passOn = time.Time{}
 	c.send(&c.keeps, func() func() {
 		err := c.Store.Guarded(ctx, c.DB, stmt.WakeOther, []any{f.queue, rand.Int64(), c.ID}, nil)
 		return func() {
@@ -346,7 +349,7 @@ func (c *Claimer) startPassingOn(ctx context.Context, now time.Time, wait time.D
 			case err == nil:
 				c.Troubles.Works(c.ID, watch.Announce, "")
 			case ctx.Err() == nil:
-				f.passOn = time.Now().Add(rhythm.Briefly)
+				f.news.passOn = time.Now().Add(rhythm.Briefly)
 				c.Troubles.Fails(c.ID, watch.Announce, "", err)
 			}
 		}

@@ -256,10 +256,10 @@ func (c *Claimer) hear(now time.Time) {
 		c.hasJobs(c.byName[queue], notified, now)
 		if name, looks := MoreOf(queue); looks > 0 { // a queue may have such a name
 			if f := c.byName[name]; f != nil {
-				if f.looking.until.IsZero() {
-					f.looking.from, f.looking.jobs = now, 0
+				if f.news.looking.until.IsZero() {
+					f.news.looking.from, f.news.looking.jobs = now, 0
 				}
-				f.looking.until = now.Add(looks + looksOn)
+				f.news.looking.until = now.Add(looks + looksOn)
 				c.hasJobs(f, notified, now)
 			}
 		}
@@ -283,10 +283,10 @@ func (c *Claimer) hasJobs(f *feed, notified bool, now time.Time) {
 	}
 	if notified {
 		c.found(1, now)
-		f.heard++
+		f.news.heard++
 		c.unannounced(f)
-		if f.passOn.IsZero() || !f.due && f.passOn.Before(now) {
-			f.passOn = now.Add(rhythm.Moment)
+		if f.news.passOn.IsZero() || !f.plan.due && f.news.passOn.Before(now) {
+			f.news.passOn = now.Add(rhythm.Moment)
 		}
 	}
 	c.isDue(f)
@@ -305,13 +305,13 @@ func (c *Claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	c.ahead, c.gaveBack = false, now
 	for _, f := range c.feeds {
 		longest := aheadLongest
-		if f.cursor.Full && !f.last {
+		if f.cursor.Full && !f.plan.last {
 			longest = aheadBacklog // they come after all that are due already
 		}
 		some, anyWait := c.Worker.GiveBack(f.queue, func(_ string, since time.Time) bool { return now.Sub(since) > longest })
 		if c.ahead = c.ahead || anyWait; some {
-			f.again = now.Add(rhythm.Moment) // until then they are written
-			f.passOn = f.again
+			f.plan.again = now.Add(rhythm.Moment) // until then they are written
+			f.news.passOn = f.plan.again
 			c.activate(f)
 		}
 	}
@@ -320,7 +320,7 @@ func (c *Claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 
 // isDue records that there is something to claim, as far as is known.
 func (c *Claimer) isDue(f *feed) {
-	f.due = true
+	f.plan.due = true
 	f.slots.end.Store(nil)
 	c.activate(f)
 }
@@ -383,20 +383,20 @@ func (c *Claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd
 	purpose := c.purposeOf(f, r.now)
 	taken := *purpose || len(r.chosen) >= perStatement
 	one := c.quarantineDue(f)
-	due := one || f.due || !f.again.IsZero() && !r.now.Before(f.again)
+	due := one || f.plan.due || !f.plan.again.IsZero() && !r.now.Before(f.plan.again)
 	switch {
 	case f.paused && !f.busy:
-		f.active, f.due, f.again = false, false, time.Time{}
+		f.active, f.plan.due, f.plan.again = false, false, time.Time{}
 		return goesIdle
 	case f.busy || f.held || due && !one && taken: // an answer comes first
 		return staysActive
 	case due:
 		return c.claimNow(ctx, f, r, purpose, taken)
-	case f.again.IsZero() && len(f.quarantine.IDs) == 0:
+	case f.plan.again.IsZero() && len(f.quarantine.IDs) == 0:
 		f.active = false
 		return goesIdle
-	case !f.again.IsZero():
-		r.wait = min(r.wait, f.again.Sub(r.now))
+	case !f.plan.again.IsZero():
+		r.wait = min(r.wait, f.plan.again.Sub(r.now))
 	}
 	return staysActive
 }
@@ -404,7 +404,7 @@ func (c *Claimer) consider(ctx context.Context, f *feed, r *claimRound) roundEnd
 // purposeOf is for what a claim of a feed is sent.
 func (c *Claimer) purposeOf(f *feed, now time.Time) *bool {
 	switch {
-	case !f.backlog:
+	case !f.plan.backlog:
 		return &c.claims
 	case now.Before(f.turns.others):
 		return &c.claimsInTurn
@@ -415,7 +415,7 @@ func (c *Claimer) purposeOf(f *feed, now time.Time) *bool {
 // claimNow claims from a feed, by itself or together with others of the round, if there is room.
 func (c *Claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose *bool, taken bool) roundEnd {
 	w := c.wantNow(f)
-	f.noRoom = !w.now
+	f.plan.noRoom = !w.now
 	switch {
 	case !w.now:
 		r.wait = min(r.wait, w.again)
@@ -425,7 +425,7 @@ func (c *Claimer) claimNow(ctx context.Context, f *feed, r *claimRound, purpose 
 	case taken: // another worker was faster to start a job in quarantine
 		c.unreserve(f)
 		return staysActive
-	case f.backlog:
+	case f.plan.backlog:
 		c.claim(ctx, []*feed{f}, []want{w}, purpose)
 	default:
 		r.chosen, r.wants = append(r.chosen, f), append(r.wants, w)
@@ -473,7 +473,7 @@ func (c *Claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 // ask says what a claim that begins now asks of a feed, one of several.
 func (c *Claimer) ask(f *feed, n, several int, now time.Time) (*Ask, cursor.Look) {
 	s := f.slots
-	f.busy, f.due, f.last, f.again = true, false, false, time.Time{}
+	f.busy, f.plan.due, f.plan.last, f.plan.again = true, false, false, time.Time{}
 	f.moves++
 	f.quarantine.OthersTurn = false
 	from, how := f.cursor.Begin(now)
@@ -482,7 +482,7 @@ func (c *Claimer) ask(f *feed, n, several int, now time.Time) (*Ask, cursor.Look
 		Free: max(0, int64(s.Count*s.Width)-s.Outstanding.Load()+f.reserved),
 	}
 	c.left -= ask.Limit
-	if others := now.Before(f.turns.others); f.backlog && !now.Before(f.turns.from) && c.DB.Own.HasTurns(others) && c.Store.Citus.Load() != pg.CitusYes {
+	if others := now.Before(f.turns.others); f.plan.backlog && !now.Before(f.turns.from) && c.DB.Own.HasTurns(others) && c.Store.Citus.Load() != pg.CitusYes {
 		ask.Turn = pg.NewTurn(c.Store.Schema, f.queue, c.kinds)
 		ask.Turn.Others = others
 	}
@@ -549,27 +549,27 @@ func (c *Claimer) works(w *watch.Work, feeds []*feed) {
 
 // took takes what a claim returned for a feed, and decides what comes next for it.
 func (c *Claimer) took(f *feed, ask *Ask, how cursor.Look, began, ended time.Time) {
-	f.busy, f.claimedAt = false, ended
+	f.busy, f.latest.claimed = false, ended
 	f.cursor.Claimed(ask.Asked, ask.Jobs, how, began, ended, f.turns.took(ask, ended))
-	if f.anew {
+	if f.plan.anew {
 		f.cursor.Restart()
-		f.anew, f.due = false, true
+		f.plan.anew, f.plan.due = false, true
 	}
 	c.looks.claimed = true
 	found := ask.Jobs.Len() > 0
 	if found {
 		f.pace.claimed(ask.Jobs)
 		c.ahead = c.Worker.Accept(f.queue, ask.Jobs, ask.Began) || c.ahead
-		f.looking.jobs += ask.Jobs.Len()
+		f.news.looking.jobs += ask.Jobs.Len()
 	}
 	c.unreserve(f)
 	f.sawEnd(ask, ended)
 	if found {
-		if often := ended.Sub(f.found) < 50*time.Millisecond; !f.announced.IsZero() && (often || f.cursor.Full) {
+		if often := ended.Sub(f.latest.found) < 50*time.Millisecond; !f.news.announced.IsZero() && (often || f.cursor.Full) {
 			c.announcement.wanted = true
 			c.unannounced(f)
 		}
-		f.found, f.pause = ended, soonAgain
+		f.latest.found, f.plan.pause = ended, soonAgain
 	}
 	c.claimNext(f, found, ended)
 }
@@ -577,35 +577,35 @@ func (c *Claimer) took(f *feed, ask *Ask, how cursor.Look, began, ended time.Tim
 // sawEnd takes whether a claim came to the end of the queue, or there is more than it was allowed to take.
 func (f *feed) sawEnd(ask *Ask, ended time.Time) {
 	full := f.cursor.Full
-	if !full && !f.due && !ended.Before(f.looking.until) {
-		f.passOn = time.Time{}
+	if !full && !f.plan.due && !ended.Before(f.news.looking.until) {
+		f.news.passOn = time.Time{}
 	}
-	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.IDs) == 0 {
+	if f.slots.end.Store(nil); !full && !f.plan.due && !f.paused && len(f.quarantine.IDs) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && (ask.Limit >= perStatement || ask.alone && f.slots.Count*f.slots.Width >= perStatement)
+	f.plan.backlog = full && (ask.Limit >= perStatement || ask.alone && f.slots.Count*f.slots.Width >= perStatement)
 }
 
 // claimNext decides when a feed is claimed, or looked at, after a claim that found some jobs or none.
 func (c *Claimer) claimNext(f *feed, found bool, ended time.Time) {
-	a, looking := &c.announcement, ended.Before(f.looking.until)
-	late := f.mayComeLate(found, a.lively || looking)
+	a, looking := &c.announcement, ended.Before(f.news.looking.until)
+	late := f.mayComeLate(found, a.stir.lively || looking)
 	if late && a.backed && !found {
 		c.lookSoon(f, later(f.cursor.NextLook(), ended)) // a claim might take what others have been woken for
 	}
 	switch {
 	case f.cursor.Full:
 		c.isDue(f)
-	case f.due: // a notification came in between
+	case f.plan.due: // a notification came in between
 	case late && !a.backed && !looking:
 		c.claimBack(f, ended)
-	case a.lively: // the next look is soon
+	case a.stir.lively: // the next look is soon
 	case looking:
-		f.again = ended.Add(looksEvery)
+		f.plan.again = ended.Add(looksEvery)
 		c.activate(f)
-	case !f.announced.IsZero() && c.listens():
-		c.lookSoon(f, f.found.Add(rhythm.Moment)) // because of delayed jobs
-	case ended.Sub(f.found) < rhythm.Moment && !a.backed:
+	case !f.news.announced.IsZero() && c.listens():
+		c.lookSoon(f, f.latest.found.Add(rhythm.Moment)) // because of delayed jobs
+	case ended.Sub(f.latest.found) < rhythm.Moment && !a.backed:
 		f.claimSoon(ended)
 		c.activate(f)
 	default:
@@ -622,28 +622,28 @@ func (f *feed) mayComeLate(found, looked bool) bool { return f.cursor.Brief && !
 // to know of the feed.
 func (c *Claimer) claimBack(f *feed, ended time.Time) {
 	f.claimSoon(ended)
-	if look := f.cursor.NextLook(); look.Before(f.again) {
-		f.again = later(look, ended)
+	if look := f.cursor.NextLook(); look.Before(f.plan.again) {
+		f.plan.again = later(look, ended)
 	}
 	c.activate(f)
 	a := &c.announcement
-	if f.announced.IsZero() && ended.Sub(f.found) >= rhythm.Moment && c.Listener.Confirmed.Load() && !a.lively {
+	if f.news.announced.IsZero() && ended.Sub(f.latest.found) >= rhythm.Moment && c.Listener.Confirmed.Load() && !a.stir.lively {
 		a.wanted = true
 	}
 }
 
 // claimSoon has the feed claimed again, each time twice as late, and just when it has been quiet for long enough to be announced.
 func (f *feed) claimSoon(ended time.Time) {
-	f.pause = max(f.pause, soonAgain)
-	f.again = ended.Add(f.pause)
-	if quiet := f.found.Add(rhythm.Moment); ended.Before(quiet) && quiet.Before(f.again) {
-		f.again = quiet
+	f.plan.pause = max(f.plan.pause, soonAgain)
+	f.plan.again = ended.Add(f.plan.pause)
+	if quiet := f.latest.found.Add(rhythm.Moment); ended.Before(quiet) && quiet.Before(f.plan.again) {
+		f.plan.again = quiet
 	}
-	f.pause = min(2*f.pause, rhythm.Moment)
+	f.plan.pause = min(2*f.plan.pause, rhythm.Moment)
 }
 
 // idle reports whether nothing is to be done soon.
-func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
+func (f *feed) idle() bool { return !f.busy && !f.plan.due && f.plan.again.IsZero() }
 
 // startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
 func (c *Claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {

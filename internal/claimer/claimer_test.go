@@ -60,36 +60,36 @@ func newTest(queues ...string) *Claimer {
 func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]func(*Claimer, *feed){
-		"announced": func(_ *Claimer, f *feed) { f.announced = time.Now() },
+		"announced": func(_ *Claimer, f *feed) { f.news.announced = time.Now() },
 		"not":       func(*Claimer, *feed) {},
-		"lively":    func(c *Claimer, _ *feed) { c.announcement.lively = true },
+		"lively":    func(c *Claimer, _ *feed) { c.announcement.stir.lively = true },
 		"backed":    func(c *Claimer, _ *feed) { c.announcement.backed = true },
 	} {
 		c := newTest("default")
 		c.Listener.Confirmed.Store(true)
 		f, now := c.byName["default"], time.Now()
 		claimed := func(how cursor.Look) {
-			f.again, f.lookAt, c.looks.soon, f.found = time.Time{}, time.Time{}, nil, now.Add(-time.Hour)
+			f.plan.again, f.lookAt, c.looks.soon, f.latest.found = time.Time{}, time.Time{}, nil, now.Add(-time.Hour)
 			c.took(f, &Ask{Jobs: jobs{}, Asked: cursor.Asked{From: cursor.FromStart(), Limit: 1, Now: now}}, how, now.Add(-100*time.Millisecond), now)
 		}
 		set(c, f)
 		claimed(cursor.Whole)
-		require.True(t, f.again.IsZero() || name == "not" && f.announced.IsZero(), name)
+		require.True(t, f.plan.again.IsZero() || name == "not" && f.news.announced.IsZero(), name)
 		require.False(t, f.lookAt.After(now), name)
-		f.pause = 0
+		f.plan.pause = 0
 		for range 10 { // in the end each pause is as long as they get
 			claimed(cursor.Brief)
 			if name == "backed" {
-				require.True(t, f.again.IsZero(), "that would take what others were woken for")
+				require.True(t, f.plan.again.IsZero(), "that would take what others were woken for")
 				require.Equal(t, f.cursor.NextLook(), f.lookAt)
 				continue
 			}
-			require.True(t, f.again.After(now), name)
-			require.False(t, f.again.After(now.Add(rhythm.Moment)), name)
+			require.True(t, f.plan.again.After(now), name)
+			require.False(t, f.plan.again.After(now.Add(rhythm.Moment)), name)
 			require.Equal(t, name == "not", c.announcement.wanted, "that a claim looks back soon keeps nobody from being told of this one")
-			c.announced([]*feed{f}, []int{f.heard}, c.announcement.era, nil)
-			require.False(t, f.again.IsZero(), "the claim that looks back still comes")
-			f.announced, c.announcement.wanted = time.Time{}, false
+			c.announced([]*feed{f}, []int{f.news.heard}, c.announcement.era, nil)
+			require.False(t, f.plan.again.IsZero(), "the claim that looks back still comes")
+			f.news.announced, c.announcement.wanted = time.Time{}, false
 			set(c, f)
 		}
 	}
@@ -168,7 +168,7 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 	announce := func(feeds ...*feed) bool {
 		var heard []int
 		for _, f := range feeds {
-			heard = append(heard, f.heard)
+			heard = append(heard, f.news.heard)
 		}
 		c.announced(feeds, heard, c.announcement.era, nil)
 		return c.Listener.Waits.Load()
@@ -184,14 +184,14 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 	c.Heard("a", false)
 	require.True(t, announce(a), "this used up no announcement")
 	c.hear(now)
-	require.True(t, a.due)
+	require.True(t, a.plan.due)
 	require.True(t, c.Listener.Waits.Load())
 
 	c.Heard("a", true)
 	require.False(t, announce(a), "the notification came before the answer")
 	c.hear(now)
 	require.False(t, c.Listener.Waits.Load())
-	require.True(t, a.announced.IsZero())
+	require.True(t, a.news.announced.IsZero())
 	require.True(t, announce(a))
 	c.forget()
 	require.False(t, c.Listener.Waits.Load())
@@ -405,7 +405,7 @@ func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
 	t.Parallel()
 	c := newTest("default")
 	took := livelyLook
-	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
+	c.announcement.stir.lively, c.looks.took = true, [2]time.Duration{took, took}
 	require.True(t, c.looksAtNew())
 	require.Equal(t, rhythm.Twentieth*took, c.lookInterval())
 	c.Store.Citus.Store(pg.CitusYes)
@@ -431,7 +431,7 @@ func TestClaimer_AnnouncesItselfAfterTheJobWhereManyWait(t *testing.T) {
 		require.Equal(t, rhythm.Moment, a.wait(now))
 		c.settle(f, now.Add(rhythm.Moment/2))
 		require.Equal(t, rhythm.Moment, a.wait(now))
-		a.wanted, a.notYet, f.looking.until = false, time.Time{}, now // jobs came often
+		a.wanted, a.notYet, f.news.looking.until = false, time.Time{}, now // jobs came often
 		c.settle(f, now)
 		require.LessOrEqual(t, a.wait(now), time.Duration(0))
 	}

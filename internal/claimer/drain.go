@@ -56,7 +56,7 @@ func (c *Claimer) Drain(ctx context.Context, most int) (cutShort bool, err error
 	return c.left > 0, nil
 }
 
-func (f *feed) hasMore() bool { return f.due || len(f.quarantine.IDs) > 0 }
+func (f *feed) hasMore() bool { return f.plan.due || len(f.quarantine.IDs) > 0 }
 
 // claimAll claims from all feeds, from the beginning, until they have come to their end or there is no room.
 func (c *Claimer) claimAll(ctx context.Context) error {

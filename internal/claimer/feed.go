@@ -9,12 +9,13 @@ import (
 	"github.com/onceq/onceq/internal/table"
 )
 
-// feed is what the claimer knows about one of its queues. Only the claimer's goroutine uses it, except the counts in slots.
+// feed is what the claimer knows about one of its queues. Only the claimer's goroutine uses it, except the
+// counts in slots.
 //
-// A feed is active while something is to be done for it soon; otherwise it is idle, and costs nothing but its part of the
-// next look. The claimer claims from an active feed when it is due, and again at the time in again. A feed that has
-// announced itself goes idle at once when it is empty, because a notification will come. Any other one is asked again
-// after a few short pauses first, because jobs rarely come one at a time.
+// A feed is active while something is to be done for it soon; otherwise it is idle, and costs nothing but its
+// part of the next look. The claimer claims from an active feed when it is due, and again at the time in
+// again. A feed that has announced itself goes idle at once when it is empty, because a notification will
+// come. Any other one is asked again after a few short pauses first, because jobs rarely come one at a time.
 type feed struct {
 	queue      string
 	slots      *Slots
@@ -22,33 +23,49 @@ type feed struct {
 	pace       pace
 	cursor     cursor.Cursor
 	quarantine quarantine.List
-	returned   int64     // slots.returned at the latest look behind that found something
-	claimedAt  time.Time // when the latest claim ended
-	found      time.Time // when the latest claim that found something ended
 	turns      turns
-	looking    looking
 	unknown    map[string]bool // kinds without a handler that the log has named
 
-	active  bool          // it is in claimer.active
-	busy    bool          // a claim or a page of the rescan is under way
-	held    bool          // the rescan comes before the next claim
-	backlog bool          // there is so much that it is claimed by itself
-	last    bool          // no other job was due at the latest look, and none was claimed since
+	active bool // it is in claimer.active
+	busy   bool // a claim or a page of the rescan is under way
+	held   bool // the rescan comes before the next claim
+	paused bool // nothing of it may be claimed
+	moves  int  // how many claims and pages have begun
+
+	plan   plan
+	latest latest
+	news   news
+
+	delayed time.Time // when its first delayed job is due; zero if that is after the next look
+	lookAt  time.Time // when to look at it, apart from the looks at all; zero for never
+}
+
+// plan is what the next claim of a queue is for, and when it comes.
+type plan struct {
 	due     bool          // there is something to claim, as far as is known
 	again   time.Time     // when to claim although nothing is known; zero for never
 	pause   time.Duration // before the next claim of that kind
-	moves   int           // how many claims and pages have begun
-	paused  bool          // nothing of it may be claimed
-	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
+	backlog bool          // there is so much that it is claimed by itself
+	last    bool          // no other job was due at the latest look, and none was claimed since
+	anew    bool          // what may be claimed has changed while a claim was under way: begin at the beginning
+	noRoom  bool          // there was something to claim, and no room for it
+}
 
-	next      time.Time // when its first delayed job is due; zero if that is after the next look
-	lookAt    time.Time // when to look at it, apart from the looks at all; zero for never
-	announced time.Time // since when producers know that its jobs are waited for, and have told of none; zero: they do not
+// latest is what the latest claims and looks of a queue have left.
+type latest struct {
+	returned int64     // slots.returned at the latest look behind that found something
+	claimed  time.Time // when the latest claim ended
+	found    time.Time // when the latest claim that found something ended
+}
+
+// news is what producers and this worker know of each other.
+type news struct {
+	announced time.Time // since when producers know that jobs are waited for, and have told of none; zero: they do not
 	heard     int       // how many notifications have come
 	follows   bool      // looks follow its announcement: somebody may have told nobody of a job
 	left      time.Time // when jobs of open transactions were last left to this run
 	passOn    time.Time // when another worker is told of jobs that there is no room for here; zero for never
-	noRoom    bool      // there was something to claim, and no room for it
+	looking   looking
 }
 
 // turns are what claims of a queue with a backlog know of other workers that claim there.
@@ -108,8 +125,9 @@ type want struct {
 	now   bool
 }
 
-// want decides how many jobs to claim for a feed, and reserves them if its handlers hold connections. While there are more
-// jobs than the feed can take, it waits until a quarter of its limit is free, or claims every few milliseconds.
+// want decides how many jobs to claim for a feed, and reserves them if its handlers hold connections. While
+// there are more jobs than the feed can take, it waits until a quarter of its limit is free, or claims every
+// few milliseconds.
 func (c *Claimer) want(f *feed) want {
 	const patience = 5 * time.Millisecond
 	s := f.slots
@@ -127,7 +145,7 @@ func (c *Claimer) want(f *feed) want {
 		usable = c.Shares.Allow(s)
 	}
 	limit, need := int64(usable*s.Width)+prefetch, int64(1)
-	waited := now.Sub(f.claimedAt)
+	waited := now.Sub(f.latest.claimed)
 	switch {
 	case w.one:
 		limit, need = int64((usable-1)*s.Width), 0 // the job gets the next slot for itself
@@ -178,7 +196,8 @@ func (c *Claimer) unreserve(f *feed) {
 	}
 }
 
-// pace is how fast a queue's handlers return, and so how many jobs are worth claiming before a slot is free for them.
+// pace is how fast a queue's handlers return, and so how many jobs are worth claiming before a slot is free
+// for them.
 type pace struct {
 	careful    bool    // no job is claimed ahead
 	rate       float64 // how many handlers return in a second
@@ -189,8 +208,8 @@ type pace struct {
 	workedUpTo int64 // nanoseconds, that no longer count
 }
 
-// prefetch is how many jobs to claim in addition to those that have a slot. turn is how long the next claim's answer may take:
-// jobs are to last until then.
+// prefetch is how many jobs to claim in addition to those that have a slot. turn is how long the next claim's
+// answer may take: jobs are to last until then.
 func (p *pace) prefetch(s *Slots, now time.Time, turn time.Duration) int64 {
 	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
 		returned := s.Returned.Load()
@@ -203,14 +222,15 @@ func (p *pace) prefetch(s *Slots, now time.Time, turn time.Duration) int64 {
 	return min(table.ChunkRows, table.ChunkBytes/max(1, p.size), int64(min(p.rate, p.could(s))*(prefetchTime+turn).Seconds()))
 }
 
-// claimed takes the size of the jobs that a claim has returned: large ones count at once, small ones little by little.
+// claimed takes the size of the jobs that a claim has returned: large ones count at once, small ones little
+// by little.
 func (p *pace) claimed(jobs Jobs) {
 	size := jobs.Bytes() / int64(jobs.Len())
 	p.size = max(size, (p.size+size)/2)
 }
 
-// could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long
-// handlers that end together would look like a high rate.
+// could is how many handlers could return in a second if they took as long as they have on average. Without
+// it, a few long handlers that end together would look like a high rate.
 func (p *pace) could(s *Slots) float64 {
 	worked, returned := s.Worked.Load(), s.Returned.Load()
 	if returned < 100 {

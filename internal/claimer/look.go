@@ -92,7 +92,7 @@ func (c *Claimer) lookFollowsUntil() time.Duration {
 func (c *Claimer) lookAfterAnnouncement(f *feed, began time.Time) {
 	last := c.lookFollowsUntil()
 	for d := lookFollows; ; d = min(3*d, last) {
-		if at := f.announced.Add(d); began.Before(at) {
+		if at := f.news.announced.Add(d); began.Before(at) {
 			c.lookSoon(f, at)
 			return
 		}
@@ -106,7 +106,7 @@ func (c *Claimer) lookAfterAnnouncement(f *feed, began time.Time) {
 // were still open. Others that are woken meanwhile look for later ones.
 func (c *Claimer) lookForLeft(f *feed, now time.Time) {
 	for d := lookEnough; d < lookStalled; d *= 3 {
-		if at := f.left.Add(d); now.Before(at) {
+		if at := f.news.left.Add(d); now.Before(at) {
 			c.lookSoon(f, at)
 			return
 		}
@@ -127,7 +127,7 @@ func (c *Claimer) lookSoon(f *feed, at time.Time) {
 // between. On Citus there are none of these, because the sequence and the jobs are on different servers.
 func (c *Claimer) looksAtNew() bool {
 	took := min(c.looks.took[0], c.looks.took[1])
-	return c.announcement.lively && rhythm.Fifth*took > livelyLook && c.Store.Citus.Load() != pg.CitusYes
+	return c.announcement.stir.lively && rhythm.Fifth*took > livelyLook && c.Store.Citus.Load() != pg.CitusYes
 }
 
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
@@ -136,7 +136,7 @@ func (c *Claimer) lookInterval() time.Duration {
 	switch {
 	case c.looksAtNew():
 		return min(lookLongest, rhythm.Twentieth*took)
-	case c.announcement.lively:
+	case c.announcement.stir.lively:
 		return max(livelyLook, min(lookLongest, rhythm.Fifth*took))
 	case c.Poll > 0:
 		return max(c.Poll, 2*took)
@@ -416,7 +416,7 @@ func (c *Claimer) asksForCalls(feeds []*feed, all *lookAtAll, began time.Time) (
 // follows reports whether a look at some feeds asks for calls too: if it is one for what was enqueued just before the worker
 // announced that it waits, which may be in a lane.
 func (c *Claimer) follows(feeds []*feed) bool {
-	return c.Promoter.Expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.follows })
+	return c.Promoter.Expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.news.follows })
 }
 
 // sawCalls takes what a look saw of calls.
@@ -462,7 +462,7 @@ func (c *Claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	c.works(watch.Look, nil)
 	still := func(i int) bool { return feeds[i].moves == moves[i] && feeds[i].idle() }
 	for _, f := range feeds {
-		f.next = time.Time{}
+		f.delayed = time.Time{}
 	}
 	due, found, leaves := make([]bool, len(feeds)), 0, c.Listener.leavesNow()
 	for i, n := range s.next {
@@ -471,18 +471,18 @@ func (c *Claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 			if leaves {
 				continue
 			}
-			f.next = began.Add(time.Duration(s.in[i])*time.Microsecond + time.Millisecond)
+			f.delayed = began.Add(time.Duration(s.in[i])*time.Microsecond + time.Millisecond)
 		} else if due[n-1] = true; still(int(n-1)) && !f.paused {
 			c.isDue(f)
 			found++
 		}
 	}
 	for i, f := range feeds {
-		f.last = f.moves == moves[i] && !due[i]
+		f.plan.last = f.moves == moves[i] && !due[i]
 		if still(i) && !due[i] {
 			f.cursor.ReachedEnd(s.now)
 		}
-		if f.follows {
+		if f.news.follows {
 			c.lookAfterAnnouncement(f, began)
 		}
 		c.lookForLeft(f, began)
@@ -494,8 +494,8 @@ func (c *Claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 func (c *Claimer) setNextDue() {
 	c.looks.nextDue = time.Time{}
 	for _, f := range c.feeds {
-		if !f.next.IsZero() && (c.looks.nextDue.IsZero() || f.next.Before(c.looks.nextDue)) {
-			c.looks.nextDue = f.next
+		if !f.delayed.IsZero() && (c.looks.nextDue.IsZero() || f.delayed.Before(c.looks.nextDue)) {
+			c.looks.nextDue = f.delayed
 		}
 	}
 }
@@ -505,8 +505,8 @@ func (c *Claimer) becomeDue(now time.Time) time.Duration {
 	l := &c.looks
 	if !l.nextDue.IsZero() && !now.Before(l.nextDue) {
 		for _, f := range c.feeds {
-			if !f.next.IsZero() && !now.Before(f.next) {
-				f.next = time.Time{}
+			if !f.delayed.IsZero() && !now.Before(f.delayed) {
+				f.delayed = time.Time{}
 				c.isDue(f)
 			}
 		}

@@ -37,7 +37,7 @@ func (c *Claimer) claimQuarantined(ctx context.Context, f *feed) {
 		c.Rouse() // no answer comes, and no handler that ends tells
 		return
 	}
-	f.busy, f.due, f.again = true, false, time.Time{}
+	f.busy, f.plan.due, f.plan.again = true, false, time.Time{}
 	f.moves++
 	c.left--
 	ask, kinds := &Ask{Queue: f.queue, Asked: cursor.Asked{Limit: 1}}, c.kinds
@@ -77,7 +77,7 @@ func (c *Claimer) startQuarantined(f *feed, ask *Ask, few []int64, gone int, err
 	}
 	one, token := ask.Jobs.First()
 	in.Past(slices.Index(few, one.ID) + 1)
-	f.found = time.Now()
+	f.latest.found = time.Now()
 	c.Turn.Start(c.Store, token, quarantine.Probation(gone), one.Lost > 1)
 	f.slots.Quarantined.Add(1)
 	f.slots.Outstanding.Add(int64(f.slots.Width - 1)) // the job has a slot for itself

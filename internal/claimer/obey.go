@@ -32,7 +32,7 @@ func (c *Claimer) obey(p *paused.Set) {
 
 // obeyIn takes for one feed that it is paused or open. again says that something of it was resumed.
 func (c *Claimer) obeyIn(f *feed, paused, again bool) {
-	f.paused, f.anew = paused, f.busy && (f.anew || again)
+	f.paused, f.plan.anew = paused, f.busy && (f.plan.anew || again)
 	f.moves++
 	f.quarantine.Forget()
 	if paused && f.slots.Pooled {

@@ -180,8 +180,8 @@ func (c *Claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 func (f *feed) hasRoom() bool {
 	s := f.slots
 	returned := s.Returned.Load()
-	some := returned != f.returned
-	f.returned = returned
+	some := returned != f.latest.returned
+	f.latest.returned = returned
 	return some || s.Outstanding.Load() <= int64((s.Count-1)*s.Width)
 }
 

@@ -410,8 +410,7 @@ func (x *Executor) GiveBack(queue string, this func(kind string, since time.Time
 
 // Held and HoldsNone say which jobs the worker has, as far as it knows.
 func (x *Executor) Held() map[int64]bool { return x.Set.Held() }
-
-func (x *Executor) HoldsNone() bool { return x.Set.HoldsNone() }
+func (x *Executor) HoldsNone() bool      { return x.Set.HoldsNone() }
 
 // Has reports whether the worker works a queue.
 func (x *Executor) Has(queue string) bool { return x.slots[queue] != nil }

@@ -20,12 +20,8 @@ type State int16
 
 // The states that a run may end in. Waiting: the job runs again after Outcome.Delay.
 const (
-	_ State = iota
-	Waiting
-	_ // delayed
-	_ // running
-	_ // retrying
-	Completed
+	Waiting   State = iota + 1
+	Completed State = iota + 4 // those in between are of jobs that have not ended
 	Dead
 	Cancelled
 	Held
