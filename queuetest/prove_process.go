@@ -227,7 +227,7 @@ func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 		if s.role == roleSkip {
 			continue
 		}
-		s.leased = leased && s.role != rolePromote
+		s.leased = leased && s.role != rolePromote && s.role != roleClaim // one that claims again has found nothing
 		s.nth = p.seen[s.text] + 1
 		if f := p.comes(s, false); f != nil {
 			if f.kind != freezing && f.kind != meeting {

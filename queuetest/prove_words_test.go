@@ -1,6 +1,7 @@
 package queuetest
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -16,5 +17,20 @@ func TestProve_KnowsTheStatementsThatThereAre(t *testing.T) {
 	require.Greater(t, len(onceqs), 40)
 	for _, o := range onceqs {
 		require.Contains(t, string(all), o.part, "no statement of onceq contains what %q is known by", o.words)
+	}
+}
+
+// A process that claims twice in a row had no lease at the second claim, as on a busy machine, where the first one came before the job
+// was let into its lane. A lost connection there ends a Drain, and says nothing of the handler.
+func TestPass_AClaimIsMadeWithoutALease(t *testing.T) {
+	t.Parallel()
+	p := &Process{seen: make(map[string]int)}
+	for _, role := range []role{roleClaim, roleClaim, roleCall} {
+		_, strike := p.pass([]step{{text: fmt.Sprint(role), role: role, first: true}})
+		require.Nil(t, strike)
+	}
+	require.Equal(t, []bool{false, false, true}, []bool{p.tape[0].leased, p.tape[1].leased, p.tape[2].leased})
+	for _, f := range faults(p.tape, true) {
+		require.False(t, f.kind == cutting && f.step.role == roleClaim)
 	}
 }

@@ -81,6 +81,9 @@ type app struct {
 	ask  bool // a command is running: what fails is no mistake in the arguments
 }
 
+// The commands stand in the order in which somebody needs them.
+func init() { cobra.EnableCommandSorting = false }
+
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "onceq",
@@ -108,7 +111,6 @@ Begin with: onceq doctor`,
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of each statement; those of a long command count one by one")
 	flags.StringVar(&a.who, "who", "", "who you are, for the audit trail (default $ONCEQ_WHO, else user@host)")
 	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Look and mend:"}, &cobra.Group{ID: "set", Title: "Set up:"})
-	cobra.EnableCommandSorting = false // they stand in the order in which somebody needs them
 	for _, g := range []struct {
 		id       string
 		commands []*cobra.Command
