@@ -12,6 +12,7 @@ import (
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/presence"
 	"github.com/onceq/onceq/internal/stmt"
 )
 
@@ -20,7 +21,7 @@ import (
 type face struct {
 	w      *Worker
 	db     DB // for what handlers do without a transaction
-	limits limitsMet
+	limits presence.Limits
 }
 
 func (f *face) Lost(h *hold.Hold, op string) error {
@@ -78,7 +79,7 @@ func (f *face) takes(l *Lease) {
 	l.h = f.w.handlers[l.Kind]
 	l.hold.Timeout = l.timeoutFor(l.h.runs.Timeout)
 	if l.Limit != "" {
-		f.limits.meet(l.Limit)
+		f.limits.Meet(l.Limit)
 	}
 }
 

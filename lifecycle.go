@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -74,7 +72,7 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns, drains bool) *run {
 	r.exec = executor.New(ctx, cfg, set)
 	r.presence = r.newPresence(quick, own.Outcomes)
 	if !drains {
-		r.face.limits.first = r.presence.Rouse
+		r.face.limits.First = r.presence.Rouse
 	}
 	r.claimer = claimer.New(claimer.Config{
 		Store: q.store, Troubles: &q.troubles, Log: q.log, Paused: q.pauses, Turn: q.quarantine, DB: quick,
@@ -98,7 +96,7 @@ func (r *run) newPresence(db, slow DB) *presence.Presence {
 	cfg := presence.Config{
 		Store: q.store, Troubles: &q.troubles, ID: r.id, DB: db, Set: r.exec.Set, Tally: r.exec.Tally,
 		Chores: func(ctx context.Context) error {
-			return errors.Join(heedAll(ctx, q, db, slow), unholdAll(ctx, q, slow), r.face.limits.ask(ctx, q, db))
+			return errors.Join(heedAll(ctx, q, db, slow), unholdAll(ctx, q, slow), r.face.limits.Ask(ctx, q.store, db, q.log))
 		},
 	}
 	queues := make(map[string]int, len(w.queues))
@@ -113,29 +111,8 @@ func (r *run) newPresence(db, slow DB) *presence.Presence {
 		}
 	}
 	raw, _ := json.Marshal(queues) // a map of strings to numbers always encodes
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	cfg.Args = []any{
-		r.id, host, os.Getpid(), libraryVersion(), SchemaVersion, w.lease.Microseconds(), string(raw), w.kinds,
-	}
+	cfg.Args = []any{SchemaVersion, w.lease.Microseconds(), string(raw), w.kinds}
 	return presence.New(cfg)
-}
-
-// libraryVersion is the version of this package that the program was built with.
-func libraryVersion() string {
-	const unknown, path = "(devel)", "github.com/onceq/onceq"
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return unknown
-	}
-	for _, m := range append(info.Deps, &info.Main) {
-		if m.Path == path && m.Replace == nil && m.Version != "" {
-			return m.Version
-		}
-	}
-	return unknown
 }
 
 // woken is the listener's.

@@ -6,9 +6,12 @@
 package presence
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"math/rand/v2"
+	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -30,7 +33,7 @@ type Config struct {
 	DB       pg.DB // the worker's own
 	Set      *task.Set
 	Tally    *count.Tally // is written when a minute is over
-	Args     []any        // of stmt.WritePresence: what stays as it is
+	Args     []any        // of stmt.WritePresence, after those of the program
 	Bound    []string     // the queues whose handlers may hold as many connections as the pool has for them
 	Chores   func(ctx context.Context) error
 }
@@ -38,25 +41,38 @@ type Config struct {
 // Presence writes the row of one run.
 type Presence struct {
 	Config
-	again chan struct{} // has something when the row is to be written at once
+	again   chan struct{} // has something when the row is to be written at once
+	stop    context.CancelFunc
+	writing sync.WaitGroup
+	written bool // or tried; only loop's goroutine writes it, and Leave reads it after that has ended
 
 	// Only loop's goroutine uses these, once it runs.
 	pool    table.Pool
 	waited  time.Duration // of the pool's, when pool.Wait was computed
 	counted time.Time     // when that was
-
-	stop    context.CancelFunc
-	writing sync.WaitGroup
-	written bool // or tried; only loop's goroutine writes it, and Leave reads it after that has ended
 }
 
 // New returns one that Begin starts.
 func New(cfg Config) *Presence {
+	host, _ := os.Hostname()
+	cfg.Args = append([]any{cfg.ID, cmp.Or(host, "unknown"), os.Getpid(), libraryVersion()}, cfg.Args...)
 	stat := cfg.Store.Pool.Stat()
 	return &Presence{
 		Config: cfg, again: make(chan struct{}, 1), pool: table.Pool{Conns: int(stat.MaxConns()), Bound: cfg.Bound},
 		waited: stat.EmptyAcquireWaitTime(), counted: time.Now(),
 	}
+}
+
+// libraryVersion is the version of the library that the program was built with.
+func libraryVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range append(info.Deps, &info.Main) {
+			if m.Path == "github.com/onceq/onceq" && m.Replace == nil && m.Version != "" {
+				return m.Version
+			}
+		}
+	}
+	return "(devel)"
 }
 
 // Rouse has the row written at once.
