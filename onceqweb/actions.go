@@ -234,10 +234,8 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return nil, err
 	}
 	d.Many = true
-	if text, err := field(r.values, "error"); err != nil {
-		return nil, err
-	} else if r.values.Has("error") {
-		if f.IDs, err = h.withError(ctx, f, text); err != nil {
+	if r.values.Has("of") {
+		if f.IDs, err = h.inGroup(ctx, f, r.values); err != nil {
 			return nil, err
 		}
 	}

@@ -9,22 +9,60 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqops"
 )
 
-// What jobs failed with: those that are dead and those that will be tried again, by error, kind or queue.
+// What jobs failed with: those that are dead and those that will be tried again, by what they have in common.
 
 // failedJob is such a job, with its latest error as everybody may see it.
 type failedJob struct {
 	id          int64
 	queue, kind string
+	scope, lane string
 	state       onceq.State
 	at          time.Time
 	error       string // its first line
 	same        string // the same without numbers: jobs with the same one belong together
+}
+
+// failedBys are what failed jobs can have in common.
+var failedBys = []struct {
+	name, title string
+	none        string // the name of a group of jobs without it
+	page        string // of what has the name
+	whole       bool   // a search by the name finds the group
+	of          func(failedJob) string
+}{
+	{"error", "Error", "without an error", "", false, func(j failedJob) string { return j.same }},
+	{"kind", "Kind", "", "./kind?name=", true, func(j failedJob) string { return j.kind }},
+	{"queue", "Queue", "", "./queue?name=", true, func(j failedJob) string { return j.queue }},
+	{"scope", "Scope", "without a key", "./jobs?scope=", true, func(j failedJob) string { return j.scope }},
+	{"lane", "Lane", "without a lane", "", false, func(j failedJob) string { return j.lane }},
+}
+
+// failedAsk is how somebody looks at failed jobs: grouped by failedBys[by], and only those with a text in their error.
+type failedAsk struct {
+	by   int
+	text string
+}
+
+func readFailedAsk(values url.Values) (a failedAsk, err error) {
+	for i, b := range failedBys {
+		if values.Get("by") == b.name {
+			a.by = i
+		}
+	}
+	a.text, err = field(values, "text")
+	return a, err
+}
+
+// has reports whether the first line of a job's error, as everybody may see it, has the text.
+func (a failedAsk) has(j failedJob) bool {
+	return strings.Contains(strings.ToLower(j.error), strings.ToLower(a.text))
 }
 
 // failedJobs are the newest ones.
@@ -35,7 +73,7 @@ type failedJobs struct {
 
 func (f failedJobs) size() (n int) {
 	for _, j := range f.jobs {
-		n += 200 + len(j.queue) + len(j.kind) + len(j.error) + len(j.same)
+		n += 250 + len(j.queue) + len(j.kind) + len(j.scope) + len(j.lane) + len(j.error) + len(j.same)
 	}
 	return n
 }
@@ -63,7 +101,8 @@ func (h *Handler) readFailed(ctx context.Context, f onceqops.Filter) (failedJobs
 				return all, err
 			}
 			for _, j := range page {
-				one := failedJob{id: j.ID, queue: j.Queue, kind: j.Kind, state: j.State, at: cmp.Or(j.FinishedAt, j.CreatedAt)}
+				one := failedJob{id: j.ID, queue: j.Queue, kind: j.Kind, scope: j.Scope, lane: j.Lane, state: j.State,
+					at: cmp.Or(j.FinishedAt, j.CreatedAt)}
 				if n := len(j.Errors); n > 0 {
 					one.at, one.error = j.Errors[n-1].At, line(h.cfg.Mask(j.Kind, "error", j.Errors[n-1].Error))
 				}
@@ -79,24 +118,28 @@ func (h *Handler) readFailed(ctx context.Context, f onceqops.Filter) (failedJobs
 	})
 }
 
-// withError chooses the jobs of a filter that failed with an error, as errorsOf shows it, at most a thousand.
-func (h *Handler) withError(ctx context.Context, f onceqops.Filter, same string) ([]int64, error) {
+// inGroup chooses the jobs of a filter that are in a group, as errorsOf shows it, at most a thousand.
+func (h *Handler) inGroup(ctx context.Context, f onceqops.Filter, values url.Values) ([]int64, error) {
+	ask, err := readFailedAsk(values)
+	if err != nil {
+		return nil, err
+	}
 	found, err := h.readFailed(ctx, f)
 	var ids []int64
 	for _, j := range found.jobs {
-		if j.same == same && len(ids) < maxIDs {
+		if failedBys[ask.by].of(j) == values.Get("of") && ask.has(j) && len(ids) < maxIDs {
 			ids = append(ids, j.id)
 		}
 	}
 	if err == nil && len(ids) == 0 {
-		err = &statusError{404, "No job has this error any more."}
+		err = &statusError{404, "No job is in this group any more."}
 	}
 	return ids, err
 }
 
 // failedGroup are failed jobs that have something in common.
 type failedGroup struct {
-	Name           string // the kind or the queue; of an error, its latest text
+	Name           string // what they have in common; of an error, its latest text
 	To             string // its page
 	Errors         []string
 	Kinds, Queues  []string
@@ -116,42 +159,53 @@ func errorsOf(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	by := r.values.Get("by")
-	if by != "kind" && by != "queue" {
-		by = "error"
+	ask, err := readFailedAsk(r.values)
+	if err != nil {
+		return nil, err
 	}
 	found, err := h.readFailed(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	d := struct {
-		By     string
-		Bys    []spanLink
-		Filter onceqops.Filter
-		Groups []failedGroup
-		Count  int
-		More   bool
-	}{By: by, Filter: f, Count: len(found.jobs), More: !found.all}
-	for _, one := range []string{"error", "kind", "queue"} {
-		v := filterValues(f)
-		v.Set("by", one)
-		d.Bys = append(d.Bys, spanLink{"By " + one, "./errors?" + v.Encode(), one == by})
+	jobs := slices.DeleteFunc(slices.Clone(found.jobs), func(j failedJob) bool { return !ask.has(j) })
+	by := failedBys[ask.by]
+	chosen := filterValues(f)
+	chosen.Set("by", by.name)
+	if ask.text != "" {
+		chosen.Set("text", ask.text)
 	}
+	d := struct {
+		By, Title, Text string
+		Bys             []spanLink
+		Chips, Hidden   [][2]string
+		Groups          []failedGroup
+		Count, Having   int // jobs that were looked at, and those of them with the text
+		More            bool
+	}{By: by.name, Title: by.title, Text: ask.text, Chips: chips("./errors?", chosen),
+		Count: len(found.jobs), Having: len(jobs), More: !found.all}
+	for i, one := range failedBys {
+		v := maps.Clone(chosen)
+		v.Set("by", one.name)
+		d.Bys = append(d.Bys, spanLink{"By " + one.name, "./errors?" + v.Encode(), i == ask.by})
+	}
+	chosen.Del("text")
+	d.Hidden = inputs(chosen)
 	members := make(map[string][]failedJob)
-	for _, j := range found.jobs {
-		of := map[string]string{"error": j.same, "kind": j.kind, "queue": j.queue}[by]
+	for _, j := range jobs {
+		of := by.of(j)
 		members[of] = append(members[of], j)
 	}
 	names := slices.SortedFunc(maps.Keys(members), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(members[b]), len(members[a])), cmp.Compare(a, b))
 	})
 	for _, of := range names[:min(len(names), pageSize)] {
-		d.Groups = append(d.Groups, h.failedGroup(r.viewer, f, by, of, members[of]))
+		d.Groups = append(d.Groups, h.failedGroup(r.viewer, f, ask, of, members[of]))
 	}
 	return &view{Template: "errors", Title: "Errors", Data: d}, nil
 }
 
-func (h *Handler) failedGroup(viewer Viewer, f onceqops.Filter, by, of string, jobs []failedJob) (g failedGroup) {
+func (h *Handler) failedGroup(viewer Viewer, f onceqops.Filter, ask failedAsk, of string, jobs []failedJob) failedGroup {
+	var g failedGroup
 	errors, kinds, queues := make(map[string]int), make(map[string]int), make(map[string]int)
 	g.Count, g.Latest, g.Name = len(jobs), jobs[0].id, jobs[0].error
 	for _, j := range jobs {
@@ -172,12 +226,20 @@ func (h *Handler) failedGroup(viewer Viewer, f onceqops.Filter, by, of string, j
 	}
 	g.Errors, g.Kinds, g.Queues = commonest(errors), commonest(kinds), commonest(queues)
 	v := filterValues(f)
-	switch by {
-	case "error":
-		v.Set("error", of)
-	default:
-		g.Name, g.To = of, "./"+by+"?"+url.Values{"name": {of}}.Encode()
-		v.Set(by, of)
+	by := failedBys[ask.by]
+	if by.name != "error" {
+		g.Name = of
+	}
+	if g.Name = cmp.Or(g.Name, by.none); by.page != "" && of != "" {
+		g.To = by.page + url.QueryEscape(of)
+	}
+	whole := by.whole && of != "" && ask.text == ""
+	if whole {
+		v.Set(by.name, of)
+	} else {
+		v.Set("by", by.name)
+		v.Set("of", of)
+		v.Set("text", ask.text)
 	}
 	to := func(path, do string, states ...onceq.State) string {
 		w := url.Values{}
@@ -195,7 +257,7 @@ func (h *Handler) failedGroup(viewer Viewer, f onceqops.Filter, by, of string, j
 		}
 		return path + w.Encode()
 	}
-	if g.Jobs = to("./jobs?", "", failedStates...); by == "error" {
+	if g.Jobs = to("./jobs?", "", failedStates...); !whole {
 		ids := url.Values{}
 		for _, j := range jobs[:min(len(jobs), pageSize)] {
 			ids.Add("ids", strconv.FormatInt(j.id, 10))

@@ -546,14 +546,14 @@ func times(path string, chosen url.Values) (tabs []tab) {
 
 // chips are what else is chosen, each with the search without it.
 func chips(path string, chosen url.Values) (all [][2]string) {
-	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids", "member", "who", "what"} {
+	for _, name := range []string{"queue", "kind", "scope", "group", "from", "before", "ids", "member", "text", "who", "what"} {
 		values := chosen[name]
 		if len(values) == 0 {
 			continue
 		}
 		v := maps.Clone(chosen)
 		v.Del(name)
-		text := map[string]string{"from": "from", "before": "created before", "member": "with", "who": "by"}[name]
+		text := map[string]string{"from": "from", "before": "created before", "member": "with", "text": "with", "who": "by"}[name]
 		if text = cmp.Or(text, name) + " " + values[0]; name == "ids" {
 			text = atLeast(len(values), false) + " single jobs"
 		}

@@ -1382,6 +1382,55 @@ func TestErrors_Grouped(t *testing.T) {
 	require.NotContains(t, reader.get("errors", http.StatusOK), "./confirm")
 }
 
+// Failed jobs by scope, by lane, and with a text in their error: an action takes these alone. The text finds nothing that a
+// mask hides.
+func TestErrors_ByLaneAndText(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	book := onceq.Kind[int]{Name: "book", Queue: "billing", Lane: func(n int) string { return fmt.Sprintf("a<b>%d", n%2) },
+		Scope: func(int) string { return "s<1>" },
+		Key:   func(n int) string { return fmt.Sprint(n) }}
+	for n := range 5 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, book.Job(n))
+		require.NoError(t, err)
+	}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "plain", Queue: "billing", MaxAttempts: 1})
+	require.NoError(t, err)
+	for len(db.Drain(book.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+		return onceq.Fatal(fmt.Errorf("account %d at ada@example.com: Time-out", n))
+	}), onceq.Kind[any]{Name: "plain"}.Handle(func(context.Context, *onceq.Lease, any) error { return onceq.Fatal(errors.New("refused")) }))) > 0 {
+	}
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Mask: func(_, _, text string) string { return strings.ReplaceAll(text, "ada", "●") }})
+	rows := func(query string) []string {
+		return regexp.MustCompile(`(?s)<tr>\s*<th scope="row" class="error">.*?</tr>`).FindAllString(s.get("errors?"+query, http.StatusOK), -1)
+	}
+	require.Len(t, rows(""), 2)
+	lanes := rows("by=lane")
+	require.Len(t, lanes, 3)
+	require.Contains(t, lanes[0], "book/a&lt;b&gt;0")
+	require.Contains(t, lanes[0], "Redrive 3 …")
+	require.Contains(t, lanes[2], "without a lane")
+	scopes := rows("by=scope")
+	require.Len(t, scopes, 2)
+	require.Contains(t, scopes[0], `<a href="./jobs?scope=s%3C1%3E">s&lt;1&gt;</a>`)
+	require.Contains(t, scopes[1], "without a key")
+	require.Empty(t, rows("text=ada"))
+	found := rows("by=queue&text=time-OUT")
+	require.Len(t, found, 1)
+	require.Contains(t, found[0], "Redrive 5 …")
+	require.Len(t, rows("by=queue&text=account+3"), 1)
+
+	redrive := func(row, n string) {
+		t.Helper()
+		link := regexp.MustCompile(`href="\./(confirm[^"]*redrive-many[^"]*)"`).FindStringSubmatch(row)
+		require.NotNil(t, link)
+		require.Contains(t, s.act(s.confirmed(html.UnescapeString(link[1]), n)...), n+" run again")
+	}
+	redrive(lanes[2], "1")
+	redrive(lanes[1], "2")
+	redrive(found[0], "3")
+}
+
 // The pages of a queue, a kind and a worker, with their plots and the values of these as a table.
 func TestQueuesKindsAndWorkers(t *testing.T) {
 	t.Parallel()
