@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,10 +18,11 @@ import (
 
 var failedStates = []onceq.State{onceq.StateRetrying, onceq.StateDead, onceq.StateHeld}
 
-// sameError is what jobs of a kind failed with.
+// sameError is what jobs of a kind failed with, or jobs that have something else in common.
 type sameError struct {
-	Kind     string    `json:"kind"`
-	Error    string    `json:"error"` // the first line of the latest one
+	Name     string    `json:"name,omitzero"` // what they have in common, with --by
+	Kind     string    `json:"kind"`          // of the latest one, as
+	Error    string    `json:"error"`         // its first line
 	Jobs     int       `json:"jobs"`
 	Dead     int       `json:"dead"`
 	Held     int       `json:"held"`
@@ -33,17 +35,31 @@ type sameError struct {
 // numbered is what differs between two errors that are the same: numbers and ids.
 var numbered = regexp.MustCompile(`[0-9a-fA-F-]*[0-9][0-9a-fA-F-]*`)
 
+// commons are what jobs that failed can have in common.
+var commons = map[string]func(onceq.JobInfo) string{
+	"kind":  func(j onceq.JobInfo) string { return j.Kind },
+	"queue": func(j onceq.JobInfo) string { return j.Queue },
+	"scope": func(j onceq.JobInfo) string { return j.Scope },
+	"lane":  func(j onceq.JobInfo) string { return j.Lane },
+	"limit": func(j onceq.JobInfo) string { return j.Limit },
+}
+
 func (a *app) errorsCommand() *cobra.Command {
 	var c chosen
+	var by string
+	possible := slices.Sorted(maps.Keys(commons))
 	cmd := &cobra.Command{
 		Use:   "errors",
 		Short: "Say which errors jobs failed with: how many, since when",
-		Long: `errors groups the newest jobs that are dead, held, or wait for another attempt, by kind and by the latest error without its numbers.
-The most frequent error comes first. It looks at up to --limit jobs, for five seconds.`,
+		Long: `errors groups the newest jobs that are dead, held, or wait for another attempt, by kind and by the latest error without its numbers,
+or by what --by names, with the latest error of each group. The largest group comes first. It looks at up to --limit jobs, for five seconds.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.limit < 1 {
 				return usagef("--limit is %d; it must be positive", c.limit)
+			}
+			if by != "" && commons[by] == nil {
+				return usagef("--by %s is not possible; possible: %s", by, strings.Join(possible, ", "))
 			}
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
@@ -57,7 +73,7 @@ The most frequent error comes first. It looks at up to --limit jobs, for five se
 			if err != nil {
 				return err
 			}
-			found := sameErrors(jobs)
+			found := sameErrors(jobs, commons[by])
 			if a.json {
 				return a.printJSON(map[string]any{"errors": found, "jobs": len(jobs), "more": next != 0})
 			}
@@ -65,9 +81,14 @@ The most frequent error comes first. It looks at up to --limit jobs, for five se
 			if err != nil {
 				return err
 			}
-			t := newTable("JOBS", "DEAD", "HELD", "RETRYING", "KIND", "FIRST", "LAST", "LATEST JOB", "ERROR").numbers("JOBS", "DEAD", "HELD", "RETRYING", "LATEST JOB")
+			counts := []string{"JOBS", "DEAD", "HELD", "RETRYING", "LATEST JOB"}
+			t := newTable("JOBS", "DEAD", "HELD", "RETRYING", strings.ToUpper(cmp.Or(by, "kind")), "FIRST", "LAST", "LATEST JOB", "ERROR").numbers(counts...)
 			for _, e := range found {
-				t.add(number(e.Jobs), number(e.Dead), number(e.Held), number(e.Retrying), e.Kind, ago(now.Sub(e.First))+" ago", ago(now.Sub(e.Last))+" ago", e.Job, e.Error)
+				name := e.Kind
+				if by != "" {
+					name = cmp.Or(e.Name, "-")
+				}
+				t.add(number(e.Jobs), number(e.Dead), number(e.Held), number(e.Retrying), name, ago(now.Sub(e.First))+" ago", ago(now.Sub(e.Last))+" ago", e.Job, e.Error)
 			}
 			a.print(t, "No job has failed that is "+words(filter)+".")
 			if len(jobs) == 0 {
@@ -80,12 +101,14 @@ The most frequent error comes first. It looks at up to --limit jobs, for five se
 		},
 	}
 	c.flags(cmd, failedStates)
+	cmd.Flags().StringVar(&by, "by", "", "group by this, in place of the error: "+strings.Join(possible, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(possible, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().IntVarP(&c.limit, "limit", "n", 5000, "how many jobs to look at")
 	return cmd
 }
 
-// sameErrors groups jobs by what they failed with, the most frequent first.
-func sameErrors(jobs []onceq.JobInfo) []*sameError {
+// sameErrors groups jobs by what they failed with, or by what they have in common: the largest group first.
+func sameErrors(jobs []onceq.JobInfo, common func(onceq.JobInfo) string) []*sameError {
 	groups, all := make(map[[2]string]*sameError), []*sameError{}
 	for _, j := range jobs {
 		at, text := cmp.Or(j.FinishedAt, j.CreatedAt), "no attempt has failed: it lost its leases, or was never tried"
@@ -93,10 +116,14 @@ func sameErrors(jobs []onceq.JobInfo) []*sameError {
 			at = j.Errors[n-1].At
 			text, _, _ = strings.Cut(j.Errors[n-1].Error, "\n")
 		}
-		of := [2]string{j.Kind, numbered.ReplaceAllString(text, "#")}
+		of, name := [2]string{j.Kind, numbered.ReplaceAllString(text, "#")}, ""
+		if common != nil {
+			name = common(j)
+			of = [2]string{name}
+		}
 		e := groups[of]
 		if e == nil {
-			e = &sameError{Kind: j.Kind, First: at}
+			e = &sameError{Name: name, First: at}
 			groups[of] = e
 			all = append(all, e)
 		}
@@ -113,7 +140,7 @@ func sameErrors(jobs []onceq.JobInfo) []*sameError {
 			e.First = at
 		}
 		if !at.Before(e.Last) {
-			e.Last, e.Error, e.Job = at, text, j.ID
+			e.Last, e.Kind, e.Error, e.Job = at, j.Kind, text, j.ID
 		}
 	}
 	slices.SortStableFunc(all, func(a, b *sameError) int { return cmp.Compare(b.Jobs, a.Jobs) })

@@ -35,6 +35,7 @@ onceq jobs list --state waiting,retrying --queue billing --created-from 2h
 onceq jobs list --state dead --json --limit 10000 | jq -r '.jobs[].id'
 onceq jobs errors
 onceq jobs errors --kind mail --state dead --created-from 2h
+onceq jobs errors --by queue
 onceq jobs show 4711
 onceq jobs show --key welcome:42 --scope mail
 onceq jobs explain 4711
