@@ -91,7 +91,7 @@ type SchemaError struct {
 func (e *SchemaError) Error() string {
 	switch {
 	case e.Found == 0:
-		return fmt.Sprintf("onceq: schema %q has no onceq tables; run migrations.Up(ctx, conn, %q) or apply migrations.SQL with your own tool", e.Schema, e.Schema)
+		return fmt.Sprintf("onceq: schema %q lacks tables of onceq; run migrations.Up(ctx, conn, %[1]q) or apply migrations.SQL with your own tool", e.Schema)
 	case e.Found < e.Want:
 		return fmt.Sprintf("onceq: schema %q is at version %d, this code needs %d; migrate the tables: run migrations.Up(ctx, conn, %q)", e.Schema, e.Found, oldestSchema, e.Schema)
 	default:
@@ -260,14 +260,14 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // such as the one that Commit of your own *sql.Tx returns.
 func IsRetryable(err error) bool { return sqlstate.Retryable(err) }
 
-// tablesMissing is a SchemaError together with what Postgres said, for the text of another error.
+// tablesMissing is a SchemaError for the text of another error, with that of Postgres, which names the table.
 type tablesMissing struct {
 	schema *SchemaError
 	err    error
 }
 
 func (e *tablesMissing) Error() string {
-	return strings.TrimPrefix(e.schema.Error(), "onceq: ") + " (" + e.err.Error() + ")"
+	return fmt.Sprintf("schema %q lacks a table (%v); if it has none, run migrations.Up(ctx, conn, %[1]q), else restore the table", e.schema.Schema, e.err)
 }
 
 func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }

@@ -534,7 +534,7 @@ func TestLanes(t *testing.T) {
 		{Lane: "mail/full", Limit: 1, Live: 1, LiveIDs: full[:1], Waiting: 2, Delayed: 1, StoppedBy: none},
 	}
 	require.Equal(t, want, lanes)
-	require.Contains(t, lanes[0].String(), "stands still, because of the dead or held jobs")
+	require.Contains(t, lanes[0].String(), "stands still, because of the dead or held job [")
 	require.Contains(t, lanes[1].String(), "its limit is 0")
 	require.Contains(t, lanes[2].String(), "1 of its jobs is live, and 1 may be")
 
@@ -570,7 +570,7 @@ func TestLanes(t *testing.T) {
 		return all
 	}
 	require.Equal(t, []string{
-		fmt.Sprintf(`lane "book/dead" stands still, because of the dead or held jobs [%d], and other jobs wait for it`, dead),
+		fmt.Sprintf(`lane "book/dead" stands still, because of the dead or held job [%d], and other jobs wait for it`, dead),
 		`the limit of the lanes of family "closed" is 0, and jobs wait: those without a limit of their own stand still`,
 	}, health())
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "x", 1)) // the family stays closed for the others

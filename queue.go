@@ -157,7 +157,7 @@ select version, oldest_code, pg_catalog.current_setting('server_encoding'),
 	}
 	switch {
 	case sqlstate.NoTables(err):
-		return &SchemaError{Schema: q.store.Schema, Want: SchemaVersion}
+		return fmt.Errorf("onceq: %w", err) // it names the table
 	case errors.Is(err, pgx.ErrNoRows):
 		return noMeta(q)
 	case err != nil:

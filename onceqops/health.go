@@ -434,8 +434,8 @@ func (x *examination) lanes(ctx context.Context) error {
 			f.What = "limit"
 			f.Detail = fmt.Sprintf("limit %q lets no job start, and jobs wait for it", lane[1:])
 		case len(ids) > 0:
-			f.JobID, f.Advice = ids[0], "redrive them, resolve their effects, or discard them; the lane then goes on"
-			f.Detail = fmt.Sprintf("lane %q stands still, because of the dead or held jobs %d, and other jobs wait for it", lane, ids)
+			f.JobID, f.Advice = ids[0], "redrive, resolve or discard what stops it; the lane then goes on"
+			f.Detail = LaneInfo{Lane: lane, StoppedBy: ids}.String() + ", and other jobs wait for it"
 		case every:
 			f.Detail = fmt.Sprintf("the limit of the lanes of family %q is 0, and jobs wait: those without a limit of their own stand still", family)
 		default:

@@ -74,8 +74,8 @@ func (x *explaining) lane(ctx context.Context) error {
 	switch {
 	case len(stops) > 0:
 		r.Ahead = stops
-		r.Text = fmt.Sprintf("its lane %q stands still, because of the dead or held jobs %d", j.Lane, stops)
-		r.Advice = "redrive them, resolve their effects, or discard them; the lane then goes on"
+		r.Text = "its " + LaneInfo{Lane: j.Lane, StoppedBy: stops}.String()
+		r.Advice = "redrive, resolve or discard what stops it; the lane then goes on"
 	case r.Slots == 0:
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case live >= r.Slots:
@@ -125,7 +125,7 @@ type LaneInfo struct {
 func (l LaneInfo) String() string {
 	switch {
 	case len(l.StoppedBy) > 0:
-		return fmt.Sprintf("lane %q stands still, because of the dead or held jobs %d", l.Lane, l.StoppedBy)
+		return fmt.Sprintf("lane %q stands still, because of the dead or held %s %d", l.Lane, table.Either(len(l.StoppedBy), "job", "jobs"), l.StoppedBy)
 	case l.Limit == 0:
 		return fmt.Sprintf("lane %q stands still, because its limit is 0", l.Lane)
 	case l.Live >= l.Limit:

@@ -37,7 +37,7 @@ func TestAStuckLane(t *testing.T) {
 
 	a := do(t, db.URL, "doctor")
 	require.Equal(t, codeFindings, a.code)
-	require.Contains(t, a.out, `bad      lane: lane "book/account-7" stands still, because of the dead or held jobs [`+dead+`]`)
+	require.Contains(t, a.out, `bad      lane: lane "book/account-7" stands still, because of the dead or held job [`+dead+`]`)
 	require.Contains(t, a.out, "onceq jobs redrive")
 	queue := asJSON(t, db.URL, "queues", "billing")["queues"].([]any)[0].(map[string]any)
 	require.EqualValues(t, 1, queue["blocked"])

@@ -258,6 +258,27 @@ func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 	}
 }
 
+// Where one table is gone, the error names it, and does not say that there are none.
+func TestMistakes_OneTableIsMissing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	ctx := t.Context()
+	table := pgx.Identifier{db.Schema, "job_waits"}.Sanitize()
+	_, err := conformance.Owner(t, db).Exec(ctx, "drop table "+table+" cascade")
+	require.NoError(t, err)
+	lane := onceq.Kind[int]{Name: "k", Lane: func(int) string { return "a" }}
+	for name, call := range map[string]func() error{
+		"Check":   func() error { return db.Queue.Check(ctx) },
+		"Enqueue": func() error { _, err := db.Queue.Enqueue(ctx, db.Pool, lane.Job(1)); return err },
+	} {
+		var schema *onceq.SchemaError
+		err := call()
+		require.ErrorAs(t, err, &schema, name)
+		require.ErrorContains(t, err, "job_waits", name)
+		require.NotContains(t, err.Error(), "no onceq tables", name)
+	}
+}
+
 func many(job onceq.Job, n int) (jobs []onceq.Job) {
 	for i := range n {
 		j := job
