@@ -62,7 +62,8 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		return nil, err
 	}
 	for looked := false; ; {
-		c := claimer.Ask{Queue: opts.Queue, Asked: cursor.Asked{Limit: opts.Limit, From: cursor.FromStart()}}
+		c := claimer.Ask{Queue: opts.Queue, Free: int64(opts.Limit)}
+		c.Asked = cursor.Asked{Limit: opts.Limit, From: cursor.FromStart()}
 		if err := q.claim(ctx, q.store.Pool, opts.Lease, 0, []*claimer.Ask{&c}, statement, claimArgs(&c, kinds)...); err != nil {
 			return nil, err
 		}
@@ -244,11 +245,8 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	var leases []*Lease
 	var order []int64
 	var now time.Time
-	var cut bool // it stopped before a job that needs a claim of its own
-	limit, free, size := 0, int64(1), int64(0)
-	for _, c := range asks {
-		limit, free = limit+c.Limit, free+c.Free
-	}
+	var cut bool    // it stopped before a job that needs a claim of its own
+	var ahead int64 // bytes of the payloads that no handler is free for
 	by := pg.Hot
 	by.Clock, by.Along = &now, cmp.Or(q.pauses.Along(), asks[0].Along)
 	by.Turn = asks[0].Turn // only a claim of one queue has one
@@ -258,7 +256,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 		if by.Turn != nil {
 			began = began.Add(by.Turn.Waited)
 		}
-		block := make([]Lease, 0, min(limit, 64))
+		block := make([]Lease, 0, min(asks[0].Limit, 64))
 		for rows.Next() {
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
@@ -269,13 +267,13 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			if err := l.read(rows, now, lease, &n, &cut); err != nil {
 				return err
 			}
-			l.Queue = asks[n>>32].Queue
-			l.hold.Queue = l.Queue
+			ask := asks[n>>32]
+			l.Queue, l.hold.Queue = ask.Queue, ask.Queue
 			leases, order = append(leases, l), append(order, n)
-			size += l.size()
-			if run != 0 && size > table.ChunkBytes && int64(len(leases)) > free {
-				l.hold.TooMany = l.size()
-				l.Payload, l.Bytes = nil, nil
+			if size := l.size(); size > 0 && n&(1<<32-1) > ask.Free { // its place in its queue
+				if ahead += size; ahead > table.ChunkBytes && len(leases) > 1 {
+					l.hold.TooMany, l.Payload, l.Bytes = size, nil, nil
+				}
 			}
 		}
 		return rows.Err()

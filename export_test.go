@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/onceq/onceq/internal/claimer"
+	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
@@ -57,6 +59,25 @@ func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, le
 		left = append(left, leaseOf(o.Hold))
 	}
 	return left, err
+}
+
+// ClaimAhead claims the jobs of some queues, of which each has so many free handlers, as a worker does. It returns of how many it
+// has kept the payload.
+func (q *Queue) ClaimAhead(ctx context.Context, kind string, queues []string, free []int64) (kept []int, err error) {
+	var asks []*claimer.Ask
+	for i, queue := range queues {
+		asks = append(asks, &claimer.Ask{Queue: queue, Asked: cursor.Asked{From: cursor.FromStart(), Limit: 100}, Free: free[i]})
+	}
+	err = claimJobs(ctx, q, q.store.Pool, time.Minute, 1, []string{kind}, asks)
+	for _, ask := range asks {
+		kept = append(kept, 0)
+		for _, l := range ask.Jobs.(leased) {
+			if l.hold.TooMany == 0 && (l.Payload != nil || l.Bytes != nil) {
+				kept[len(kept)-1]++
+			}
+		}
+	}
+	return kept, err
 }
 
 // SQLState is the code of an error of Postgres.

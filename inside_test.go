@@ -1968,3 +1968,41 @@ func TestRescanTurn(t *testing.T) {
 	check("word of another kind", false, []string{"other"}, -time.Millisecond, []string{"other"})
 	check("the clock was set back", true, nil, -time.Hour, nil)
 }
+
+// Of what a claim brings ahead it keeps 16 MiB of payloads, beside those that handlers are free for: in each queue, for its own.
+// An empty payload of bytes is one that a handler gets.
+func TestClaim_KeepsWhatHandlersAreFreeFor(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	payload := strings.Repeat("x", 1<<20-10)
+	for name, test := range map[string]struct {
+		free []int64
+		kept []int
+	}{
+		"no handler":      {[]int64{0, 0, 0}, []int{16, 0, 1}},
+		"of one queue":    {[]int64{4, 0, 0}, []int{20, 0, 1}},
+		"of all":          {[]int64{20, 20, 0}, []int{20, 20, 1}},
+		"of the second":   {[]int64{0, 20, 0}, []int{16, 20, 1}},
+		"not all of them": {[]int64{18, 7, 0}, []int{20, 20, 1}},
+	} {
+		queues := []string{name + " 1", name + " 2", name + " 3"}
+		jobs := []onceq.Job{{Kind: "k", Queue: queues[2], Payload: []byte{}}}
+		for _, queue := range queues[:2] {
+			jobs = append(jobs, slices.Repeat([]onceq.Job{{Kind: "k", Queue: queue, Payload: payload}}, 20)...)
+		}
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+		kept, err := db.Queue.ClaimAhead(t.Context(), "k", queues, test.free)
+		require.NoError(t, err)
+		require.Equal(t, test.kept, kept, name)
+	}
+
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, slices.Repeat([]onceq.Job{{Kind: "k", Payload: payload}}, 20))
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 20})
+	require.NoError(t, err)
+	require.Len(t, leases, 20)
+	for _, l := range leases {
+		require.Len(t, l.Payload, len(payload)+2, "whoever claims for himself gets all")
+	}
+}
