@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -452,6 +453,7 @@ func TestQueues_AWorkerThatWouldBeWokenAllTheTimeLooksInstead(t *testing.T) {
 // A worker of so many queues that a look at all of them takes long, and that would be woken all the time, looks at what was
 // enqueued last in between.
 func TestQueues_ABusyWorkerOfManyLooksAtWhatIsNew(t *testing.T) {
+	conformance.Quick(t, "jobs have to come while a worker looks at 3,000 queues, again and again")
 	t.Parallel()
 	var news atomic.Int64
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {

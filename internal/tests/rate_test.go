@@ -20,23 +20,45 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// starts records when handlers start, and looks whether more of them did in some window than a burst and a rate allow.
+// starts records when handlers start, and looks whether more of them did in some window than a burst and a rate allow. A handler that
+// the machine keeps waiting seems to start so much later than it was let, and nearer to the next ones.
 type starts struct {
 	sync.Mutex
-	at []time.Time
+	at    []time.Time
+	kept  time.Duration // the longest time that the machine kept somebody waiting
+	ended bool
 }
 
 func (s *starts) add() int {
 	s.Lock()
 	defer s.Unlock()
-	s.at = append(s.at, time.Now())
+	if s.at = append(s.at, time.Now()); len(s.at) == 1 {
+		go s.measure()
+	}
 	return len(s.at)
+}
+
+// measure measures kept, until within is called.
+func (s *starts) measure() {
+	for {
+		asleep := time.Now()
+		time.Sleep(time.Millisecond)
+		s.Lock()
+		s.kept = max(s.kept, time.Since(asleep)-time.Millisecond)
+		ended := s.ended
+		s.Unlock()
+		if ended {
+			return
+		}
+	}
 }
 
 func (s *starts) within(t testing.TB, burst int, gap time.Duration) {
 	t.Helper()
 	s.Lock()
 	defer s.Unlock()
+	s.ended = true
+	burst += int((s.kept + gap - 1) / gap)
 	slices.SortFunc(s.at, time.Time.Compare)
 	var most time.Duration // the largest of i*gap - at[i] so far
 	for i, at := range s.at {
