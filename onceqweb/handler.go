@@ -151,6 +151,7 @@ type Handler struct {
 	kinds     cache[seriesKey, []kindRow]
 	failed    cache[filterKey, failedJobs]
 	busy      cache[int64, []onceqops.Busy]
+	changes   cache[struct{}, changes]
 	good      atomic.Pointer[goodState]
 
 	hub hub

@@ -125,6 +125,7 @@ func (h *Handler) forget() {
 	h.doubts.forget()
 	h.schedules.forget()
 	h.failed.forget()
+	h.changes.forget()
 }
 
 // state is what the overview shows.

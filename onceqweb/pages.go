@@ -30,18 +30,21 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Total           totals
 		Queues          []queueRow
 		Plots           plots
+		Changes         changes
 	}{}
 	var findings []onceqops.Finding
-	var healthErr, plotsErr error
+	var healthErr, plotsErr, changesErr error
 	var reading sync.WaitGroup
 	reading.Go(func() { findings, healthErr = h.readFindings(ctx) })
 	reading.Go(func() { d.Plots, plotsErr = h.readPlots(ctx, r, "", "", "./?") })
-	st, behind, err := h.latest(ctx, func() error { reading.Wait(); return cmp.Or(healthErr, plotsErr) })
+	reading.Go(func() { d.Changes, changesErr = h.readChanges(ctx) })
+	st, behind, err := h.latest(ctx, func() error { reading.Wait(); return cmp.Or(healthErr, plotsErr, changesErr) })
 	if err != nil {
 		return nil, err
 	}
 	d.State, d.Behind = st, behind
 	d.Plots.mark(st.Workers)
+	d.Changes.Began = st.began()
 	all := slices.Concat(findings, st.findings()) // findings belong to all who ask
 	for _, f := range all {
 		if f.Severe {

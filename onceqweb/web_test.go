@@ -343,6 +343,44 @@ values (9, 60000000, statement_timestamp(), statement_timestamp() + interval '1 
 	require.NotContains(t, page, "No live worker serves queue")
 }
 
+// What changed in the last hour: a queue that fails more, and one that does less, beside the hour before; a worker; what somebody did.
+func TestOverview_WhatChanged(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	require.NotContains(t, serve(t, db, onceqweb.Config{}).get("", http.StatusOK), "What changed")
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.job_counts (span, minute, took, started, completed, failed, dead, due, oldest, queue, kind, durations, waits)
+select 1, date_bin('1 minute', statement_timestamp(), '2000-01-01Z') - ago * interval '1 minute', 0, done + failed, done, failed, 0, 0, 0, queue, 'k',
+       array_fill(0, array[middle]) || (done + failed), array_fill(0, array[20]) || (done + failed)
+  from (values ('a<b', 30, 100, 4, 20), ('a<b', 90, 100, 1, 20), ('slow', 30, 40, 0, 60), ('slow', 90, 100, 0, 20),
+               ('same', 30, 100, 20, 20), ('same', 90, 100, 19, 20), ('rare', 30, 0, 9, 20), ('first', 30, 5, 12, 20)) c (queue, ago, done, failed, middle)`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.job_counts set failed = failed * 10 where queue = 'a<b'`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (9, 60000000, statement_timestamp() - interval '9 minutes', statement_timestamp() + interval '1 day', 4713, 1, 'web-5', 'v0.2.0', '{"slow": 1}', '{k}')`)
+	require.NoError(t, err)
+	ops := onceqops.New(db.Queue)
+	for _, who := range []string{"ada", "<bob>"} {
+		_, err = ops.RecordAction(t.Context(), db.Pool, onceqops.Action{Who: who, What: "lane-limit", About: "book/", Why: "the bank is closed", Outcome: "the limit is 0"})
+		require.NoError(t, err)
+	}
+	_, err = db.Pool.Exec(t.Context(), `update onceq.actions set at = at - interval '61 minutes' where who = 'ada'`)
+	require.NoError(t, err)
+
+	page := serve(t, db, onceqweb.Config{}).get("", http.StatusOK)
+	changed := regexp.MustCompile(`(?s)What changed in the last hour.*?</section>`).FindString(page)
+	require.Contains(t, changed, `<a href="./queue?name=a%3cb">a&lt;b</a>: 40 attempts failed, 10 in the hour before.`)
+	require.Regexp(t, `>slow</a>: 40 jobs were done, 100 in the hour before; handlers took .+? \(p95\), .+? in the hour before\.`, changed)
+	require.Contains(t, changed, `>first</a>: 12 attempts failed, 0 in the hour before.`)
+	require.NotContains(t, changed, ">same<")
+	require.NotContains(t, changed, ">rare<")
+	require.Contains(t, changed, "A worker began: v0.2.0.")
+	require.Contains(t, changed, `&lt;bob&gt;</a>, <a href="./audit?what=lane-limit">lane-limit</a>, book/: the bank is closed`)
+	require.NotContains(t, changed, "ada")
+}
+
 // A lane that stands still: the overview says so, the page of lanes names who holds it, and its limit can be set.
 func TestLanes(t *testing.T) {
 	t.Parallel()
