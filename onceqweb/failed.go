@@ -230,6 +230,10 @@ func (h *Handler) failedGroup(viewer Viewer, f onceqops.Filter, ask failedAsk, o
 	if by.name != "error" {
 		g.Name = of
 	}
+	if by.name == "lane" && of != "" {
+		family, _, _ := strings.Cut(of, "/")
+		g.To = "./lanes?" + url.Values{"family": {family}}.Encode()
+	}
 	if g.Name = cmp.Or(g.Name, by.none); by.page != "" && of != "" {
 		g.To = by.page + url.QueryEscape(of)
 	}

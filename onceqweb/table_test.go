@@ -63,7 +63,7 @@ func TestJobs_ColumnsAndSize(t *testing.T) {
 	}
 	require.Equal(t, 4, pages, "75 jobs are a page of 20 and three more")
 	page := s.get("jobs?col=lane&n=20", http.StatusOK)
-	require.Contains(t, page, `<td class="key" data-label="Lane"><a href="./lanes" title="book/account-0">book/account-0</a></td>`)
+	require.Contains(t, page, `<td class="key" data-label="Lane"><a href="./lanes?family=book" title="book/account-0">book/account-0</a></td>`)
 	require.Contains(t, page, `<input type="hidden" name="col" value="lane"><input type="hidden" name="n" value="20">`, "the form of the search keeps them")
 	_, rows, _ = table("jobs?n=200")
 	require.Equal(t, 75, rows)
