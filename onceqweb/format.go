@@ -23,6 +23,7 @@ var functions = template.FuncMap{
 	"count":    count,
 	"atLeast":  atLeast,
 	"number":   func(n int) string { return atLeast(n, false) },
+	"less":     func(a, b int) int { return a - b },
 	"family":   func(lane string) string { family, _, _ := strings.Cut(lane, "/"); return family },
 	"finished": func(g onceq.GroupInfo) int { return g.Total - g.Open },
 	"age":      age,

@@ -575,6 +575,33 @@ type jobView struct {
 	Actions []onceqops.Action
 	Groups  []int64         // that it is a member of
 	Waits   onceq.GroupInfo // for which it waits, or did
+	Before  []onceq.Member  // the first of these: dead and held ones, then others, at most maxBefore
+}
+
+// maxBefore is how many of the jobs before a job its page draws, and of those behind it.
+const maxBefore = 6
+
+// readBefore reads the members of a group that its picture shows.
+func (h *Handler) readBefore(ctx context.Context, g onceq.GroupInfo) (before []onceq.Member, err error) {
+	if g.Dead+g.Held > 0 {
+		stuck, err := h.ops.List(ctx, h.db, onceqops.Filter{Group: g.ID, States: []onceq.State{onceq.StateDead, onceq.StateHeld},
+			Limit: maxBefore, WithoutPayloads: true})
+		if err != nil {
+			return nil, err
+		}
+		for _, j := range stuck {
+			before = append(before, onceq.Member{ID: j.ID, Kind: j.Kind, State: j.State})
+		}
+	}
+	for m, err := range h.ops.Members(ctx, h.db, g.ID, onceqops.Filter{Limit: 2 * maxBefore, WithoutPayloads: true}) {
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(before, func(b onceq.Member) bool { return b.ID == m.ID }) && len(before) < maxBefore {
+			before = append(before, m)
+		}
+	}
+	return before, nil
 }
 
 func (v jobView) size() int {
@@ -585,7 +612,7 @@ func (v jobView) size() int {
 	for _, a := range v.Actions {
 		n += 1000 + len(a.About) + len(a.Why) + len(a.Outcome)
 	}
-	return n + 8*len(v.Groups)
+	return n + 8*len(v.Groups) + 200*len(v.Before)
 }
 
 // jobKey is a job as a viewer sees it. For one who may not see its payload nothing of that is read, so that the page does not take
@@ -618,6 +645,11 @@ func (h *Handler) readJob(ctx context.Context, id int64, payloads bool) (jobView
 			}
 			if v.Waits, err = h.q.Group(ctx, h.db, id); err != nil && !errors.Is(err, onceq.ErrNotFound) {
 				return v, err
+			}
+			if v.Waits.Total > 0 {
+				if v.Before, err = h.readBefore(ctx, v.Waits); err != nil {
+					return v, err
+				}
 			}
 		}
 		if v.Job.Key != "" {
@@ -710,10 +742,13 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Actions                          []done
 		Groups                           []int64
 		Waits                            onceq.GroupInfo
+		Before                           []onceq.Member
+		Behind                           []int64 // the first of Groups
 		Cancel, Retry, Redrive, Go, Move bool
 		Queues                           []string // to which it can move
 		Meant                            string   // that of Queues which its own may be meant to be
-	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: together(v.Actions), Groups: v.Groups, Waits: v.Waits}
+	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: together(v.Actions), Groups: v.Groups, Waits: v.Waits,
+		Before: v.Before, Behind: v.Groups[:min(len(v.Groups), maxBefore)]}
 	sum := sum("", false)
 	if v.Found {
 		sum = jobSum(j)

@@ -477,6 +477,23 @@ func TestGroups(t *testing.T) {
 	require.Contains(t, s.get(fmt.Sprintf("%s&after=%d", group, members[1]), http.StatusOK), fmt.Sprintf(`job?id=%d"`, members[2]))
 	require.Contains(t, s.get(fmt.Sprintf("job?id=%d", id), http.StatusOK), fmt.Sprintf(`<a href="./%s">0 of 3 jobs</a>`, group))
 	require.Contains(t, s.get(fmt.Sprintf("job?id=%d", dead), http.StatusOK), fmt.Sprintf(`<a href="./%s">group %d</a>`, group, id))
+	graph := func(id int64) string {
+		page := s.get(fmt.Sprintf("job?id=%d", id), http.StatusOK)
+		return regexp.MustCompile(`(?s)<div class="graph">.*?</div>`).FindString(page)
+	}
+	first := fmt.Sprintf(`<ul aria-label="Jobs before it"><li class="dead"><a href="./job?id=%d">%d</a> scan`, dead, dead)
+	require.Contains(t, graph(id), first, "dead ones come first")
+	require.Equal(t, 4, strings.Count(graph(id), "<li"), "three and itself: %s", graph(id))
+	require.Contains(t, graph(dead), fmt.Sprintf(`<ul aria-label="Jobs that wait for it"><li><a href="./job?id=%d">`, id))
+	var many []onceq.Job
+	for n := range 40 {
+		many = append(many, scan.Job(n+10))
+	}
+	large, err := db.Queue.EnqueueGroup(ctx, db.Pool, many, report.Job("large"))
+	require.NoError(t, err)
+	require.Contains(t, graph(large.Then.ID), fmt.Sprintf(`<a href="./group?id=%d">34 more</a>`, large.Then.ID))
+	_, _, err = onceqops.New(db.Queue).CancelMany(ctx, db.Pool, onceqops.Filter{Group: large.Then.ID})
+	require.NoError(t, err)
 	text := s.get(fmt.Sprintf("jobs?group=%d&state=dead", id), http.StatusOK)
 	require.Contains(t, text, fmt.Sprintf(`job?id=%d"`, dead))
 	require.NotContains(t, text, fmt.Sprintf(`job?id=%d"`, id))
