@@ -754,10 +754,11 @@ func TestPayloads_LeaveNoTrace(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	// What the pages say of time: a worker that is seen stays so, what is due has been so for long, and nothing is counted.
+	// What the pages say of time: a worker that is seen stays so, what is due or paused has been so for long, and nothing is counted.
 	_, err = db.Pool.Exec(t.Context(), `
 with due as (update onceq.jobs set run_at = run_at - interval '1 hour' where run_at < now() and leased_until is null),
-seen as (update onceq.workers set seen_at = seen_at + interval '1 day' where id = $1)
+seen as (update onceq.workers set seen_at = seen_at + interval '1 day' where id = $1),
+paused as (update onceq.pauses set paused_at = paused_at - interval '1 day')
 delete from onceq.job_counts`, trouble.StuckWorker)
 	require.NoError(t, err)
 	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min|h)\b|live\?of=overview&amp;v=\d+`)
