@@ -94,7 +94,7 @@ func TestReady(t *testing.T) {
 
 	sqlRun(t, asOwner(t, db), `alter table jobs rename to away`)
 	require.Eventually(t, unready, patience, time.Millisecond)
-	require.ErrorContains(t, worker.Ready(), "tables")
+	require.ErrorContains(t, worker.Ready(), "lacks a table")
 	require.NoError(t, worker.Alive(), "a restart would not help")
 	sqlRun(t, asOwner(t, db), `alter table away rename to jobs`)
 	require.Eventually(t, ready, patience, time.Millisecond)
