@@ -761,9 +761,18 @@ seen as (update onceq.workers set seen_at = seen_at + interval '1 day' where id 
 paused as (update onceq.pauses set paused_at = paused_at - interval '1 day')
 delete from onceq.job_counts`, trouble.StuckWorker)
 	require.NoError(t, err)
-	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min|h)\b|live\?of=overview&amp;v=\d+`)
-	// A preset of time is another address in the next minute.
-	preset := regexp.MustCompile(`from=\d{4}-\d\d-\d\dT\d\d(?::|%3[Aa])\d\d`)
+	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min|h)\b(?: \d+ (?:s|min)\b)?|live\?of=overview&amp;v=\d+`)
+	// A preset of time is another one in the next minute, and as long ago.
+	minute := regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d(?::|%3[Aa])\d\d`)
+	ago := func(text string) string {
+		return minute.ReplaceAllStringFunc(text, func(escaped string) string {
+			text, err := url.QueryUnescape(escaped)
+			require.NoError(t, err)
+			at, err := time.Parse("2006-01-02T15:04", text)
+			require.NoError(t, err)
+			return time.Since(at).Round(15 * time.Minute).String()
+		})
+	}
 	other := newDB(t)
 	read := func() map[string]string {
 		one, err := onceqweb.New(db.Queue, pool, onceqweb.Config{Viewer: onceqweb.Everybody, Schedules: d.Schedules, Logger: slog.New(slog.DiscardHandler)}) // with nothing in its memory
@@ -775,9 +784,7 @@ delete from onceq.job_counts`, trouble.StuckWorker)
 		c.mu.Unlock()
 		texts := make(map[string]string)
 		for at, text := range s.crawl(t) {
-			if !preset.MatchString(at) {
-				texts[strings.TrimPrefix(at, s.base)] = moving.ReplaceAllString(preset.ReplaceAllString(text, ""), "")
-			}
+			texts[ago(strings.TrimPrefix(at, s.base))] = moving.ReplaceAllString(ago(text), "")
 		}
 		texts["key"] = moving.ReplaceAllString(s.get("one/keys?key=key-1&scope=kept", http.StatusOK), "") // no page leads to it
 		for _, path := range []string{"", "one/", "one/jobs", "one/jobs?kind=kept", "one/effects?of=others", "one/errors", "one/kind?name=kept", "one/schedule?name=reminders",

@@ -398,7 +398,7 @@ func TestCitus_AWorkerOfSeveralQueues(t *testing.T) {
 	require.Equal(t, "b", receive(t, ran))
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
-	require.Empty(t, w.troubles())
+	require.NotContains(t, w.logged(), "level=WARN")
 }
 
 // On Citus a look takes so long that elsewhere a worker of many busy queues would look at what is new instead.
@@ -483,7 +483,7 @@ func TestQueues_ABusyWorkerOfManyLooksAtWhatIsNew(t *testing.T) {
 	})
 	eventually(t, "all jobs", func() bool { return ran.Load() == sent })
 	require.NoError(t, w.stop())
-	require.Empty(t, w.troubles())
+	require.NotContains(t, w.logged(), "level=WARN")
 }
 
 // Metadata that somebody wrote by hand is read as well as it can be: its job runs, and so do those that were claimed with it.
@@ -511,7 +511,7 @@ func TestQueues_MetadataWrittenByHandStopsNoJob(t *testing.T) {
 	}
 	require.Equal(t, map[string]map[string]string{"a": want, "b": nil, "c": nil}, got)
 	require.NoError(t, w.stop())
-	require.Empty(t, w.troubles())
+	require.NotContains(t, w.logged(), "level=WARN")
 }
 
 // The rescan of many queues that each have one long job reads no pages of them, so that it is cheap and comes often. A lease

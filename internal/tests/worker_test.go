@@ -27,7 +27,6 @@ import (
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/pgserver"
-	"github.com/onceq/onceq/internal/watch"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -72,19 +71,6 @@ func (w *working) count(e onceq.EventType) (n int) {
 		}
 	}
 	return n
-}
-
-// troubles are the background work of the worker that has failed, but for what it writes about itself, which may come too late on a
-// busy machine and is tried again.
-func (w *working) troubles() (names []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, e := range w.events {
-		if e.Type == onceq.EventBackground && e.Name != watch.Count.Name && e.Name != watch.Presence.Name {
-			names = append(names, e.Name+": "+e.Err.Error())
-		}
-	}
-	return names
 }
 
 // start runs a worker until stop is called or the test ends.
