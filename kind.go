@@ -213,8 +213,8 @@ type Handler struct {
 	backoff func(int, error) time.Duration
 	level   func(EventType) slog.Level // nil for the default
 
-	run    func(context.Context, pgx.Tx, []*Lease) error // see task.Handler.Call
-	decode func(*Lease) error                            // the payload, as the handler gets it
+	run    func(context.Context, pgx.Tx, []*hold.Hold) error // see task.Handler.Call
+	decode func(*Lease) error                                // the payload, as the handler gets it
 
 	err error // what is wrong with the kind's declaration; NewWorker returns it
 }
@@ -260,13 +260,13 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 	return roundedUp(keep, time.Millisecond).Milliseconds(), before
 }
 
-// begin decodes the payload for a handler that is called now.
-func begin[P any](l *Lease, known bool) (P, error) {
-	p, err := decode[P](l, known)
-	if err == nil {
+// begin gets the lease and decodes the payload for a handler that is called now.
+func begin[P any](h *hold.Hold, known bool) (l *Lease, p P, err error) {
+	l = leaseOf(h)
+	if p, err = decode[P](l, known); err == nil {
 		l.newRun()
 	}
-	return p, err
+	return l, p, err
 }
 
 // Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause ErrLeaseLost when the
@@ -279,12 +279,12 @@ func (k Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error)
 	if fn == nil {
 		h.err = invalid("Handle", "of %q has no function", k.Name)
 	}
-	h.run = func(ctx context.Context, _ pgx.Tx, leases []*Lease) error {
-		p, err := begin[P](leases[0], k.RefuseUnknownFields)
+	h.run = func(ctx context.Context, _ pgx.Tx, holds []*hold.Hold) error {
+		l, p, err := begin[P](holds[0], k.RefuseUnknownFields)
 		if err != nil {
 			return err
 		}
-		return fn(ctx, leases[0], p)
+		return fn(ctx, l, p)
 	}
 	return h
 }
@@ -319,12 +319,12 @@ func (k Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payl
 		h.err = invalid("HandleTx", "of %q has no function", k.Name)
 	}
 	h.runs.InTx = true
-	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
-		p, err := begin[P](leases[0], k.RefuseUnknownFields)
+	h.run = func(ctx context.Context, tx pgx.Tx, holds []*hold.Hold) error {
+		l, p, err := begin[P](holds[0], k.RefuseUnknownFields)
 		if err != nil {
 			return err
 		}
-		return fn(ctx, tx, leases[0], p)
+		return fn(ctx, tx, l, p)
 	}
 	return h
 }
@@ -349,10 +349,10 @@ func (k Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, j
 		h.err = invalid("HandleBatch", "of %q has size %d; 1 to 10,000 is possible", k.Name, size)
 	}
 	h.runs.InTx, h.runs.Size = true, size
-	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
-		items := make([]Item[P], len(leases))
-		for i, l := range leases {
-			p, err := begin[P](l, k.RefuseUnknownFields)
+	h.run = func(ctx context.Context, tx pgx.Tx, holds []*hold.Hold) error {
+		items := make([]Item[P], len(holds))
+		for i := range holds {
+			l, p, err := begin[P](holds[i], k.RefuseUnknownFields)
 			if err != nil {
 				return err
 			}
@@ -375,19 +375,18 @@ func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next fun
 		return h
 	}
 	run := h.run
-	h.run = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
-		return around(ctx, leases, func(ctx context.Context) error { return run(ctx, tx, leases) })
+	h.run = func(ctx context.Context, tx pgx.Tx, holds []*hold.Hold) error {
+		return around(ctx, leasesOf(holds), func(ctx context.Context) error { return run(ctx, tx, holds) })
 	}
 	return h
 }
 
 // call calls the handler for jobs that a worker has. It neither panics nor returns an error that does.
 func (h *Handler) call(ctx context.Context, tx pgx.Tx, holds []*hold.Hold) error {
-	leases := leasesOf(holds)
-	err := protect(func() error { return h.run(ctx, tx, leases) })
+	err := protect(func() error { return h.run(ctx, tx, holds) })
 	if err == nil {
-		for _, l := range leases {
-			l.goesOn()
+		for _, one := range holds {
+			leaseOf(one).goesOn()
 		}
 	}
 	return err
