@@ -150,7 +150,7 @@ func (t *tally) ended(e event, r run, say func(string), out io.Writer) {
 	case "fail":
 		t.failed++
 		_, _ = io.WriteString(out, text)
-		say("FAILED: " + name)
+		say("FAILED: " + name + "\n" + strings.TrimRight(text, "\n")) // the end of the check may be far
 	}
 }
 
