@@ -25,6 +25,8 @@ import (
 	"github.com/onceq/onceq/internal/table"
 )
 
+const turnWritten = 50 * time.Millisecond // so long a turn says where the claim before it ended
+
 // ClaimOptions says what to claim.
 type ClaimOptions struct {
 	Queue   string        // default DefaultQueue

@@ -36,17 +36,11 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 	return func() bool { return r.reaper.Grown(ctx, last) }, err
 }
 
-// TakeApart makes q send its statements as on Citus.
-func (q *Queue) TakeApart() { q.store.Citus.Store(pg.CitusYes) }
-
 // CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	args := []any{l.ID, l.hold.Claims, l.hold.Holder, "", true, lease.Microseconds(), hold.NewHolder(0), l.Queue, []string{l.Kind}}
 	return l.completed(ctx, l.q.store.SendBare(ctx, tx, stmt.FinishNext, args, pg.NoRows))
 }
-
-// TurnKey is the advisory lock that a claim of a backlog waits for.
-func TurnKey(schema, queue string) int64 { return pg.NewTurn(schema, queue, nil).Key }
 
 // FinishAll completes jobs as a worker does, in one batch that waits so long for a lock, and returns those that are left.
 func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, leases []*Lease) (left []*Lease, err error) {

@@ -301,7 +301,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 			done <- err
 			err = errDone
 		case <-time.After(5 * time.Millisecond):
-			waits = waiting(t, s.db) > 0
+			waits = conformance.Blocked(t, s.db) > 0
 		}
 	}
 	redrives := map[string]bool{"redrive the dead one": true, "redrive the cancelled one": true}

@@ -218,6 +218,8 @@ func storedTime(field string, t time.Time) (time.Time, error) {
 	return stored, nil
 }
 
+const maxLease = 7 * 24 * time.Hour // a longer one would keep the work of a process that died
+
 // checkLease refuses a lease, or what makes one, that is too short or too long.
 func checkLease(field string, d, least time.Duration) error {
 	if d < least || d > maxLease {

@@ -136,6 +136,13 @@ func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) err
 	return told
 }
 
+const (
+	// From the end of fn's context to that of its fence's lease, and from there to asking the provider.
+	effectGrace = 5 * time.Second
+
+	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
+)
+
 // doubt is what to do with a fence that is not simply taken.
 type doubt int
 
@@ -263,6 +270,8 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	}
 	return f.resolve(ctx, db, r)
 }
+
+const remembered = 1000 // held jobs, or quiet queues, that a process remembers
 
 // heldLately are jobs that this process has written as held. An effect is held, and reported, before its
 // handler ends, so somebody may have settled it when the job was not held yet, or settle it in a transaction

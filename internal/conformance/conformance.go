@@ -114,6 +114,15 @@ func Becomes(t *testing.T, pool *pgxpool.Pool, statement string) {
 	}, 5*time.Minute, time.Millisecond, statement)
 }
 
+// Blocked counts the sessions that wait for a lock, on Citus those of the nodes.
+func Blocked(t *testing.T, db *queuetest.DB) (n int) {
+	t.Helper()
+	activity := get[string](t, db.Pool, `select coalesce(to_regclass('citus_stat_activity'), 'pg_stat_activity')::text`)
+	const read = ` where datname = current_database() and wait_event_type = 'Lock'`
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from `+activity+read).Scan(&n))
+	return n
+}
+
 // Sized is how much of something a test has: short of it in make test.
 func Sized(short, full int) int {
 	if testing.Short() {

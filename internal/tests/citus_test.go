@@ -1,4 +1,4 @@
-package onceq_test
+package tests
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,44 +14,40 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/onceqops"
 	"github.com/onceq/onceq/queuetest"
 )
 
 // What may come between two parts. Another session sees what was committed before it, and may be sent something in between.
 
-// between is a transaction that calls before with each statement before it is sent.
-type between struct {
-	pgx.Tx
-	before func(sql string)
+func storeOf(q *onceq.Queue) *pg.Store {
+	return bridge.Root.(interface {
+		Store(q *onceq.Queue) *pg.Store
+	}).Store(q)
 }
 
-func (b between) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	b.before(sql)
-	return b.Tx.Query(ctx, sql, args...)
-}
+// takeApart makes q send its statements as on Citus.
+func takeApart(q *onceq.Queue) { storeOf(q).Citus.Store(pg.CitusYes) }
 
-// before calls fn once, before a statement with these texts.
-func before(fn func(), texts ...string) func(string) {
-	done := false
-	return func(sql string) {
-		if !done && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(sql, text) }) {
-			done = true
-			fn()
-		}
-	}
+// promoteIn lets go on what was called, inside a transaction.
+func promoteIn(ctx context.Context, q *onceq.Queue, tx onceq.DB) error {
+	args := []any{time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil}
+	return storeOf(q).Send(ctx, tx, pg.Hot, stmt.PromoteLines, args, pg.NoRows)
 }
 
 func inPartsDB(t *testing.T) (*queuetest.DB, *onceq.Queue) {
 	t.Helper()
 	db := queuetest.New(t, queuetest.Schema("onceq"))
-	db.Queue.TakeApart()
+	takeApart(db.Queue)
 	return db, db.Queue
 }
 
 func promoteOnce(t *testing.T, db *queuetest.DB) {
 	t.Helper()
-	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return db.Queue.PromoteIn(t.Context(), tx) }))
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return promoteIn(t.Context(), db.Queue, tx) }))
 }
 
 func claimOf(t *testing.T, q *onceq.Queue, id int64) *onceq.Lease {
@@ -123,21 +118,21 @@ func TestCitus_ARequestMeetsAPromoter(t *testing.T) {
 		db := queuetest.New(t, queuetest.Schema("onceq"))
 		q := db.Queue
 		if apart {
-			q.TakeApart()
+			takeApart(q)
 		}
 		ctx := t.Context()
 		j, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Lane: "x"})
 		require.NoError(t, err)
 		promoter, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
-		require.NoError(t, q.PromoteIn(ctx, promoter))
+		require.NoError(t, promoteIn(ctx, q, promoter))
 		tx, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
 		var l *onceq.Lease
-		_, err = q.Cancel(ctx, between{tx, before(func() {
+		_, err = q.Cancel(ctx, &between{tx, "onceq.request_cancels(", func() {
 			require.NoError(t, promoter.Commit(ctx))
 			l = claimOf(t, q, j.ID)
-		}, "onceq.request_cancels(")}, j.ID)
+		}}, j.ID)
 		require.NoError(t, err)
 		require.NoError(t, tx.Commit(ctx))
 		require.NotNil(t, l)
@@ -156,7 +151,7 @@ func TestCitus_AContextThatEndsAfterTheDraw(t *testing.T) {
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	ending, end := context.WithCancel(ctx)
-	_, err = q.Enqueue(ending, between{tx, before(end, "onceq.enqueue_one(")}, onceq.Job{Kind: "k", Key: "a"})
+	_, err = q.Enqueue(ending, &between{tx, "onceq.enqueue_one(", end}, onceq.Job{Kind: "k", Key: "a"})
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, tx.Commit(ctx))
 	r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "a"})
@@ -170,14 +165,14 @@ func TestCitus_ADBWithoutATransaction(t *testing.T) {
 	t.Parallel()
 	db, q := inPartsDB(t)
 	for _, again := range []bool{false, true} {
-		r, err := q.Enqueue(t.Context(), bare{db.Pool}, onceq.Job{Kind: "k", Key: "a"})
+		r, err := q.Enqueue(t.Context(), outside{db.Pool}, onceq.Job{Kind: "k", Key: "a"})
 		require.NoError(t, err)
 		require.Equal(t, again, r.Duplicate)
 	}
 }
 
-// bare is a DB in no transaction, of a type without BeginTx.
-type bare struct{ onceq.DB }
+// outside is a DB in no transaction, of a type without BeginTx.
+type outside struct{ onceq.DB }
 
 // Whoever completes a job in a batch whose lease is lost is reported, whichever part notices.
 func TestCitus_AStaleCompletionInABatchIsReported(t *testing.T) {
@@ -186,14 +181,14 @@ func TestCitus_AStaleCompletionInABatchIsReported(t *testing.T) {
 		db := queuetest.New(t, queuetest.Schema("onceq"))
 		ctx := t.Context()
 		var events []onceq.EventType
-		q, err := onceq.New(db.Pool, &onceq.Config{Hook: hook(func(e onceq.Event) { events = append(events, e.Type) })})
+		q, err := onceq.New(db.Pool, &onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) { events = append(events, e.Type) })})
 		require.NoError(t, err)
-		q.TakeApart()
+		takeApart(q)
 		m, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Lane: lane})
 		require.NoError(t, err)
 		_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "f", Payload: 1, After: []onceq.JobRef{{ID: m.ID}}})
 		require.NoError(t, err)
-		require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return q.PromoteIn(ctx, tx) }))
+		require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return promoteIn(ctx, q, tx) }))
 		l := claimOf(t, q, m.ID)
 		db.ExpireLease(m.ID)
 		claimOf(t, q, m.ID)
@@ -205,10 +200,6 @@ func TestCitus_AStaleCompletionInABatchIsReported(t *testing.T) {
 	}
 }
 
-type hook func(onceq.Event)
-
-func (h hook) Event(_ context.Context, e onceq.Event) { h(e) }
-
 // A job that stopped its lane and comes back to wait for others no longer stops it: the lane is called.
 func TestRedrive_AFollowerThatStoppedItsLane(t *testing.T) {
 	t.Parallel()
@@ -216,7 +207,7 @@ func TestRedrive_AFollowerThatStoppedItsLane(t *testing.T) {
 		db := queuetest.New(t, queuetest.Schema("onceq"))
 		q, ctx := db.Queue, t.Context()
 		if apart {
-			q.TakeApart()
+			takeApart(q)
 		}
 		m, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "m", Payload: 1})
 		require.NoError(t, err)
@@ -297,7 +288,7 @@ func inPartsDoTheSame(t *testing.T, do func(*testing.T, *queuetest.DB, func(form
 		t.Run(fmt.Sprintf("parts %t", i == 1), func(t *testing.T) {
 			db := queuetest.New(t)
 			if i == 1 {
-				db.Queue.TakeApart()
+				takeApart(db.Queue)
 			}
 			do(t, db, func(format string, args ...any) { heard[i] = append(heard[i], fmt.Sprintf(format, args...)) })
 			require.NoError(t, db.Check())
@@ -641,4 +632,538 @@ func groupIDs(t *testing.T, q *onceq.Queue, db *queuetest.DB, id int64) (ids []i
 		ids = append(ids, m.ID)
 	}
 	return ids
+}
+
+// What is sent in parts on Citus does the same on every server: the answers, and the rows that both leave. On a cluster
+// (ONCEQ_TEST_DATABASE_URL) both are in parts, and Citus takes the parts.
+func TestCitus_StatementsInPartsDoTheSame(t *testing.T) {
+	t.Parallel()
+	var seen [2][]string
+	for i := range seen {
+		t.Run(fmt.Sprintf("parts %t", i == 1), func(t *testing.T) {
+			db := queuetest.New(t)
+			if i == 1 {
+				takeApart(db.Queue)
+			}
+			seen[i] = partPaths(t, db)
+			require.NoError(t, db.Check())
+		})
+	}
+	require.Equal(t, seen[0], seen[1])
+}
+
+// partPaths does what writes, and returns what it heard.
+func partPaths(t *testing.T, db *queuetest.DB) (heard []string) {
+	ctx, q := t.Context(), db.Queue
+	say := func(format string, args ...any) { heard = append(heard, fmt.Sprintf(format, args...)) }
+	enqueue := func(db onceq.DB, j onceq.Job) int64 {
+		r, err := q.Enqueue(ctx, db, j)
+		say("enqueued: duplicate %t, %s, %s, %v", r.Duplicate, r.State, r.Output, err)
+		return r.ID
+	}
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 2, Keep: time.Hour, Backoff: func(int, error) time.Duration { return 0 }}
+	with := func(n int, key string) onceq.Job {
+		j := kind.Job(n)
+		j.Key = key
+		return j
+	}
+
+	// One by one, in a transaction, many, and in a batch.
+	later := with(1, "")
+	later.Delay = time.Hour
+	cancelled := enqueue(db.Pool, later)
+	later.Key, later.Metadata = "later", map[string]string{"a": "b"}
+	cancelledKeyed := enqueue(db.Pool, later)
+	enqueue(db.Pool, with(2, ""))
+	raw := with(0, "raw")
+	raw.Kind, raw.Payload = "raw", []byte("{ }")
+	enqueue(db.Pool, raw)
+	for range 2 {
+		enqueue(db.Pool, with(3, "three"))
+	}
+	enqueue(db.Pool, with(3, "never"))
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		enqueue(tx, with(4, "four"))
+		return nil
+	}))
+	many := []onceq.Job{with(5, "five"), with(6, ""), with(4, "four")}
+	for range 2 {
+		results, err := q.EnqueueMany(ctx, db.Pool, many)
+		require.NoError(t, err)
+		for _, r := range results {
+			say("one of many: duplicate %t, %s", r.Duplicate, r.State)
+		}
+	}
+	for range 2 {
+		batch := &pgx.Batch{}
+		var pending []*onceq.Pending
+		for _, j := range []onceq.Job{with(7, ""), with(8, "eight"), with(3, "three")} {
+			p, err := q.EnqueueInBatch(batch, j)
+			require.NoError(t, err)
+			pending = append(pending, p)
+		}
+		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+		for _, p := range pending {
+			r, err := p.Result(ctx, db.Pool)
+			say("in a batch: duplicate %t, %s, %v", r.Duplicate, r.State, err)
+		}
+	}
+
+	// Handlers that succeed, fail, and end for good, with and without a transaction, with an effect.
+	dead := map[string]int64{}
+	var mu sync.Mutex
+	handler := func(ctx context.Context, l *onceq.Lease, n int) error {
+		if l.Key != "" {
+			paid, err := onceq.Once(ctx, l, "pay", func(context.Context, string) (string, error) { return "paid", nil })
+			if err != nil {
+				return err
+			}
+			if err := l.SetResult(paid); err != nil {
+				return err
+			}
+		}
+		switch {
+		case n == 3:
+			mu.Lock()
+			defer mu.Unlock()
+			dead[l.Key] = l.ID
+			return onceq.Fatal(errors.New("never"))
+		case n%2 == 0 && l.Attempt == 1:
+			return errors.New("not yet")
+		}
+		return nil
+	}
+	bytes := onceq.Kind[[]byte]{Name: "raw"}
+	drain := func(handlers ...onceq.Handler) {
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(ctx, 0))
+	}
+	drain(kind.Handle(handler), bytes.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, b []byte) error { return nil }))
+	enqueue(db.Pool, with(5, "five")) // is completed and has a result
+	enqueue(db.Pool, with(9, "nine"))
+	drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+		if l.Attempt == 1 {
+			return errors.New("not in the first transaction")
+		}
+		return nil
+	}))
+
+	kept := onceq.Kind[int]{Name: "kept", Keep: time.Hour}
+	for n := range 3 {
+		enqueue(db.Pool, kept.Job(n))
+	}
+	drain(kept.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error { return nil }))
+	again := onceq.Kind[int]{Name: "again"}
+	enqueue(db.Pool, again.Job(1))
+	runs := 0
+	for runs < 2 {
+		drain(again.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+			if runs++; runs == 1 {
+				return onceq.Reschedule(0)
+			}
+			return nil
+		}))
+	}
+	say("ran %d times", runs)
+
+	// A key that is free again.
+	db.Advance(48 * time.Hour)
+	enqueue(db.Pool, with(5, "five"))
+	batch := &pgx.Batch{}
+	p, err := q.EnqueueInBatch(batch, with(9, "nine"))
+	require.NoError(t, err)
+	require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+	r, err := p.Result(ctx, db.Pool)
+	say("in a batch: duplicate %t, %s, %v", r.Duplicate, r.State, err)
+
+	// What people do.
+	for _, id := range []int64{cancelled, cancelledKeyed} {
+		state, err := q.Cancel(ctx, db.Pool, id)
+		say("cancelled: %s, %v", state, err)
+	}
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	for _, l := range leases {
+		state, err := q.Cancel(ctx, db.Pool, l.ID)
+		say("asked to end: %s, %v", state, err)
+		require.NoError(t, l.Release(ctx))
+	}
+	state, err := onceqops.New(q).Redrive(ctx, db.Pool, dead["three"])
+	say("redriven: %s, %v", state, err)
+	state, err = onceqops.New(q).Redrive(ctx, db.Pool, cancelledKeyed)
+	say("redriven: %s, %v", state, err)
+	err = onceqops.New(q).Discard(ctx, db.Pool, cancelled)
+	say("discarded: %v", err)
+	for range 2 { // with its key and its effect
+		err = onceqops.New(q).Discard(ctx, db.Pool, dead["never"])
+		say("discarded: %t, %t", err == nil, errors.Is(err, onceq.ErrNotFound))
+	}
+	effects, err := onceqops.New(q).Effects(ctx, db.Pool, dead["never"])
+	say("%d effects, %v", len(effects), err)
+	enqueue(db.Pool, with(3, "never"))
+	later.Key = "moved"
+	moved, err := onceqops.New(q).Move(ctx, db.Pool, enqueue(db.Pool, later), "other")
+	say("moved: %t, %v", moved, err)
+	n, err := onceqops.New(q).MoveMany(ctx, db.Pool, onceqops.Filter{All: true}, "another")
+	say("moved: %d, %v", n, err)
+	_, err = onceqops.New(q).Counts(ctx, db.Pool, onceqops.CountFilter{}) // of a minute that is not over
+	require.NoError(t, err)
+	rows, err := db.Pool.Query(ctx, `select kind, sum(started), sum(completed), sum(failed), sum(dead) from onceq.job_counts where span = 1 group by kind order by kind`)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		var kind string
+		var started, completed, failed, dead int
+		err := row.Scan(&kind, &started, &completed, &failed, &dead)
+		return fmt.Sprint(kind, started, completed, failed, dead), err
+	})
+	say("counted: %q, %v", all, err)
+
+	// Outside of jobs.
+	for range 2 {
+		n, err := onceq.Do(ctx, q, onceq.FenceSpec{Scope: "s", Key: "do"}, func(context.Context, *onceq.FenceLease) (int, error) { return 7, nil })
+		say("done: %d, %v", n, err)
+	}
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "s", Key: "not"}, func(context.Context, *onceq.FenceLease) (int, error) {
+		return 0, onceq.NotApplied(errors.New("no"))
+	})
+	say("not done: %v", err)
+	for n := range 2 { // the second one takes over what is uncertain
+		n, err := onceq.Do(ctx, q, onceq.FenceSpec{Scope: "s", Key: "unknown"}, func(context.Context, *onceq.FenceLease) (int, error) {
+			if n == 0 {
+				return 0, errors.New("reset")
+			}
+			return n, nil
+		})
+		say("done after a failure: %d, %v", n, err)
+	}
+
+	infos, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})
+	require.NoError(t, err)
+	for _, i := range infos {
+		var errs []string
+		for _, e := range i.Errors {
+			errs = append(errs, fmt.Sprint(e.Attempt, e.Error))
+		}
+		say("%s %s %q %s %s, %d attempts, %v, %s", i.Queue, i.Kind, i.Key, i.State, i.Payload, i.Attempts, errs, i.Result)
+	}
+	return heard
+}
+
+// So do lanes, limits and rates. A worker on a plain server is woken and hands over, so only what comes out is compared.
+func TestCitus_LanesInPartsDoTheSame(t *testing.T) {
+	t.Parallel()
+	var seen [2][]string
+	for i := range seen {
+		t.Run(fmt.Sprintf("parts %t", i == 1), func(t *testing.T) {
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			if i == 1 {
+				takeApart(db.Queue)
+			}
+			seen[i] = lanePaths(t, db)
+			require.NoError(t, db.Check())
+		})
+	}
+	require.Equal(t, seen[0], seen[1])
+}
+
+// A promoter lets jobs go on that wait for others, in parts too. Who enqueues them here, and ends those that they wait for, does it as on
+// a plain server.
+func TestCitus_FollowersGoOnInParts(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	apart, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	takeApart(apart)
+	enqueue := func(j onceq.Job) int64 {
+		j.Kind, j.Payload = "k", 1
+		r, err := q.Enqueue(ctx, db.Pool, j)
+		require.NoError(t, err)
+		return r.ID
+	}
+	claim := func(q *onceq.Queue, n int) (all []*onceq.Lease) {
+		for end := time.Now().Add(time.Minute); len(all) < n && time.Now().Before(end); {
+			some, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			require.NoError(t, err)
+			all = append(all, some...)
+		}
+		require.GreaterOrEqual(t, len(all), n)
+		return all
+	}
+	completes, dies := enqueue(onceq.Job{}), enqueue(onceq.Job{})
+	var follow []int64
+	for _, j := range []onceq.Job{{}, {Lane: "x"}, {Lane: "x", Limit: "y"}, {Limit: "y"}} {
+		j.After = []onceq.JobRef{{ID: completes}}
+		follow = append(follow, enqueue(j))
+	}
+	cancelled := enqueue(onceq.Job{After: []onceq.JobRef{{ID: completes}, {ID: dies}}, IfDead: onceq.DeadCancel})
+	waits := enqueue(onceq.Job{After: []onceq.JobRef{{ID: dies}}})
+	for _, l := range claim(q, 2) {
+		if l.ID == completes {
+			require.NoError(t, l.Complete(ctx, db.Pool))
+		} else {
+			require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("dead"))))
+		}
+	}
+	var went []int64
+	for len(went) < len(follow) {
+		for _, l := range claim(apart, 1) {
+			went = append(went, l.ID)
+			require.NoError(t, l.Complete(ctx, db.Pool))
+		}
+	}
+	require.ElementsMatch(t, follow, went)
+	state := func(id int64) onceq.State {
+		info, err := q.Get(ctx, db.Pool, id)
+		require.NoError(t, err)
+		return info.State
+	}
+	require.Eventually(t, func() bool {
+		_, err := apart.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+		return state(cancelled) == onceq.StateCancelled
+	}, 5*time.Minute, 10*time.Millisecond)
+	require.Equal(t, onceq.StateWaiting, state(waits))
+}
+
+// lanePaths does what lanes and limits are there for, and returns what it heard.
+func lanePaths(t *testing.T, db *queuetest.DB) (heard []string) {
+	ctx, q := t.Context(), db.Queue
+	say := func(format string, args ...any) { heard = append(heard, fmt.Sprintf(format, args...)) }
+	list := func() {
+		infos, err := onceqops.New(q).List(ctx, db.Pool, onceqops.Filter{})
+		require.NoError(t, err)
+		for _, i := range infos {
+			var errs []string
+			for _, e := range i.Errors {
+				errs = append(errs, fmt.Sprint(e.Attempt, e.Error))
+			}
+			say("%s %q %q %q %s %s, %d attempts, %v", i.Kind, i.Key, i.Lane, i.Limit, i.State, i.Payload, i.Attempts, errs)
+		}
+		var places, stops string
+		require.NoError(t, db.Pool.QueryRow(ctx, `select coalesce(string_agg(lane, ' ' order by lane), '') from onceq.lane_places`).Scan(&places))
+		require.NoError(t, db.Pool.QueryRow(ctx, `select coalesce(string_agg(lane, ' ' order by lane), '') from onceq.lane_stops`).Scan(&stops))
+		say("places %q, stops %q", places, stops)
+	}
+	job := func(n int, lane, limit string) onceq.Job {
+		return onceq.Job{Kind: "k", Payload: n, Lane: lane, Limit: limit, MaxAttempts: 2}
+	}
+	keyed := func(j onceq.Job, key string) onceq.Job {
+		j.Key = key
+		return j
+	}
+	enqueue := func(db onceq.DB, j onceq.Job) int64 {
+		r, err := q.Enqueue(ctx, db, j)
+		say("enqueued: duplicate %t, %s, %t", r.Duplicate, r.State, err == nil) // the error names the job by its id
+		return r.ID
+	}
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "two", 2))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "shared", onceq.Limit{AtOnce: 2}))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "gone", onceq.Limit{AtOnce: 2}))
+	require.NoError(t, q.RemoveLimit(ctx, db.Pool, "gone"))
+
+	// One by one, in a transaction, many, and in a batch.
+	for n := range 3 {
+		enqueue(db.Pool, job(n, "a", ""))
+		enqueue(db.Pool, job(10+n, "a", "shared"))
+		enqueue(db.Pool, job(20+n, "", "shared"))
+		enqueue(db.Pool, keyed(job(30+n, "two", ""), fmt.Sprint("two", n/2)))
+	}
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		enqueue(tx, keyed(job(40, "b", "gone"), "forty"))
+		return nil
+	}))
+	for range 2 {
+		results, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{keyed(job(42, "b", ""), "b2"), keyed(job(41, "b", "shared"), "b1"), job(43, "", "")})
+		require.NoError(t, err)
+		for _, r := range results {
+			say("one of many: duplicate %t, %s", r.Duplicate, r.State)
+		}
+	}
+	for range 2 {
+		batch := &pgx.Batch{}
+		var pending []*onceq.Pending
+		for _, j := range []onceq.Job{job(50, "c", ""), keyed(job(51, "c", "shared"), "c1"), keyed(job(52, "c", ""), "b1")} {
+			p, err := q.EnqueueInBatch(batch, j)
+			require.NoError(t, err)
+			pending = append(pending, p)
+		}
+		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+		for _, p := range pending {
+			r, err := p.Result(ctx, db.Pool)
+			say("in a batch: duplicate %t, %s, %t", r.Duplicate, r.State, err == nil)
+		}
+	}
+	later := job(60, "d", "")
+	later.Delay = time.Hour
+	delayed := enqueue(db.Pool, later)
+
+	// In order, and no more at once than may be.
+	var mu sync.Mutex
+	order, live := make(map[string][]string), make(map[string]int)
+	enter := func(l *onceq.Lease, n int) func() {
+		mu.Lock()
+		defer mu.Unlock()
+		order[l.Lane] = append(order[l.Lane], fmt.Sprint(n, "/", l.Attempt))
+		most := map[string]int{"k/two": 2, "shared": 2}
+		lines := slices.DeleteFunc([]string{l.Lane, l.Limit}, func(s string) bool { return s == "" })
+		for _, line := range lines {
+			live[line]++
+			require.LessOrEqual(t, live[line], max(1, most[line]), line)
+		}
+		return func() {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, line := range lines {
+				live[line]--
+			}
+		}
+	}
+	kind := onceq.Kind[int]{Name: "k", Backoff: func(int, error) time.Duration { return time.Millisecond }}
+	drain := func(h onceq.Handler) {
+		clear(order)
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, h)
+		require.NoError(t, err)
+		for left := true; left; { // also those that come back in a moment
+			require.NoError(t, w.Drain(ctx, 0))
+			const soon = `select exists (select from onceq.jobs where run_at < now() + interval '1 second') or exists (select from onceq.job_waits where run_at < now() + interval '1 second')`
+			require.NoError(t, db.Pool.QueryRow(ctx, soon).Scan(&left))
+		}
+		for _, lane := range []string{"k/a", "k/b", "k/c", "k/d"} {
+			say("%s: %v", lane, order[lane])
+		}
+	}
+	fails := func(l *onceq.Lease, n int) error {
+		if n%10 == 1 && l.Attempt == 1 {
+			return errors.New("not yet")
+		}
+		return nil
+	}
+	drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+		defer enter(l, n)()
+		return fails(l, n)
+	}))
+	list()
+
+	// In transactions, alone and together, kept, and once more.
+	fill := func() {
+		for n := range 2 {
+			enqueue(db.Pool, job(n, "a", ""))
+			enqueue(db.Pool, job(10+n, "b", "shared"))
+			enqueue(db.Pool, job(20+n, "", "shared"))
+			j := keyed(job(n, "c", "shared"), fmt.Sprint("c", n, " ", len(heard)))
+			j.LaneRule = onceq.Overtake
+			enqueue(db.Pool, j)
+		}
+	}
+	fill()
+	kind.Keep = time.Hour
+	drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+		defer enter(l, n)()
+		return fails(l, n)
+	}))
+	list()
+	fill()
+	drain(kind.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error { return nil }))
+	again := make(map[int64]bool)
+	fill()
+	drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+		defer enter(l, n)()
+		if !again[l.ID] {
+			mu.Lock()
+			defer mu.Unlock()
+			again[l.ID] = true
+			return onceq.Reschedule(time.Duration(n%2) * 10 * time.Millisecond)
+		}
+		return nil
+	}))
+	list()
+
+	// By hand, and a lane that stops.
+	stops := job(70, "stop", "shared")
+	stops.LaneRule, stops.MaxAttempts = onceq.StopLane, 1
+	first := enqueue(db.Pool, stops)
+	second := enqueue(db.Pool, job(71, "stop", "shared"))
+	third := enqueue(db.Pool, job(72, "stop", ""))
+	claim := func() (all []*onceq.Lease) {
+		for len(all) == 0 {
+			var err error
+			all, err = q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+			require.NoError(t, err)
+		}
+		for _, l := range all {
+			say("claimed %s of %q and %q", l.Payload, l.Lane, l.Limit)
+		}
+		return all
+	}
+	leases := claim()
+	require.Len(t, leases, 1)
+	require.NoError(t, leases[0].Fail(ctx, errors.New("dead")))
+	list()
+	state, err := onceqops.New(q).Redrive(ctx, db.Pool, first)
+	say("redriven: %s, %v", state, err)
+	leases = claim()
+	require.NoError(t, leases[0].Release(ctx))
+	leases = claim()
+	state, err = q.Cancel(ctx, db.Pool, leases[0].ID)
+	say("asked to end: %s, %v", state, err)
+	require.NoError(t, leases[0].Complete(ctx, db.Pool))
+	leases = claim()
+	require.Equal(t, second, leases[0].ID)
+	batch := &pgx.Batch{}
+	require.NoError(t, leases[0].CompleteInBatch(batch))
+	require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+	leases = claim()
+	require.Equal(t, third, leases[0].ID)
+	fourth := enqueue(db.Pool, job(73, "stop", "shared"))
+	state, err = q.Cancel(ctx, db.Pool, fourth)
+	say("cancelled: %s, %v", state, err)
+	state, err = onceqops.New(q).Redrive(ctx, db.Pool, fourth)
+	say("redriven: %s, %v", state, err)
+	db.Advance(time.Hour) // the lease of the third has run out
+	state, err = q.Cancel(ctx, db.Pool, third)
+	say("cancelled: %s, %v", state, err)
+	list()
+	require.NoError(t, onceqops.New(q).Discard(ctx, db.Pool, third))
+	later.Payload = 61
+	delayed = max(delayed, enqueue(db.Pool, later))
+	state, err = onceqops.New(q).Retry(ctx, db.Pool, delayed)
+	say("retried: %s, %v", state, err)
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "", 3))
+	drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error { return nil }))
+
+	// At a rate.
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "rate", onceq.Limit{Rate: 100, Burst: 11}))
+	for n := range 40 {
+		_, err := q.Enqueue(ctx, db.Pool, job(n, fmt.Sprint(n%20), "rate"))
+		require.NoError(t, err)
+	}
+	var starts []time.Time
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if l.Limit == "rate" { // others have waited
+			starts = append(starts, time.Now())
+		}
+		return nil
+	}))
+	require.NoError(t, err)
+	for end := time.Now().Add(time.Minute); len(starts) < 40 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		require.NoError(t, w.Drain(ctx, 0)) // what is due
+	}
+	require.Len(t, starts, 40)
+	slices.SortFunc(starts, time.Time.Compare)
+	for i, at := range starts[21:] {
+		require.GreaterOrEqual(t, at.Sub(starts[i]), 100*time.Millisecond, "of %d jobs", 22)
+	}
+	lanes, err := onceqops.New(q).Lanes(ctx, db.Pool, onceqops.LaneFilter{})
+	say("%v, %v", lanes, err)
+	limits, err := onceqops.New(q).Limits(ctx, db.Pool, onceqops.LimitFilter{})
+	for _, l := range limits {
+		say("%q %s", l.Name, l.Limit)
+	}
+	say("%v", err)
+	list()
+	return heard
 }

@@ -1,4 +1,4 @@
-package onceq_test
+package tests
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -75,7 +76,7 @@ func (s *awaitScene) hears(t *testing.T) (string, bool) {
 func blocked(t *testing.T, db *queuetest.DB, done chan error) bool {
 	t.Helper()
 	for {
-		if waiting(t, db) > 0 {
+		if conformance.Blocked(t, db) > 0 {
 			return true
 		}
 		select {
@@ -85,16 +86,6 @@ func blocked(t *testing.T, db *queuetest.DB, done chan error) bool {
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
-}
-
-// waiting counts the sessions that wait for a lock, on Citus those of the nodes.
-func waiting(t *testing.T, db *queuetest.DB) (n int) {
-	t.Helper()
-	var activity string
-	require.NoError(t, db.Pool.QueryRow(t.Context(), `select coalesce(to_regclass('citus_stat_activity'), 'pg_stat_activity')::text`).Scan(&activity))
-	const read = ` where datname = current_database() and wait_event_type = 'Lock'`
-	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from `+activity+read).Scan(&n))
-	return n
 }
 
 var awaitLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
@@ -244,7 +235,7 @@ func meets(t *testing.T, db *queuetest.DB, level pgx.TxIsoLevel, begins bool, ke
 		emit <- err
 	}()
 	for !met && len(emit)+len(job) == 0 {
-		met = waiting(t, db) > 1
+		met = conformance.Blocked(t, db) > 1
 	}
 	require.NoError(t, gate.Rollback(ctx))
 	require.NoError(t, <-job)

@@ -1,4 +1,4 @@
-package onceq_test
+package tests
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -37,7 +39,7 @@ func backlogged(t *testing.T) (db *queuetest.DB, stranger pgx.Tx, ran chan strin
 	stranger, err = db.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = stranger.Rollback(context.Background()) })
-	_, err = stranger.Exec(t.Context(), `select pg_advisory_xact_lock($1)`, onceq.TurnKey(db.Schema, onceq.DefaultQueue))
+	_, err = stranger.Exec(t.Context(), `select pg_advisory_xact_lock($1)`, pg.NewTurn(db.Schema, onceq.DefaultQueue, nil).Key)
 	require.NoError(t, err)
 	jobs := make([]onceq.Job, 1000)
 	for i := range jobs {
@@ -76,7 +78,7 @@ func crowded(t *testing.T, handle func(*onceq.Lease)) (db *queuetest.DB, turns *
 	db, turns = queuetest.New(t), new(atomic.Int32)
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "nobody's", Payload: 1}) // so that each rescan goes through the pages
 	require.NoError(t, err)
-	enqueue(t, db, onceq.DefaultQueue, 40_000)
+	enqueueMany(t, db, onceq.DefaultQueue, 40_000)
 	kind := onceq.Kind[int]{Name: "k"}
 	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Also: []string{"other"}}, kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
 		handle(l)
@@ -89,7 +91,7 @@ func crowded(t *testing.T, handle func(*onceq.Lease)) (db *queuetest.DB, turns *
 	go func() {
 		var err error
 		for ; err == nil && ctx.Err() == nil; turns.Add(1) {
-			_, err = db.Pool.Exec(context.Background(), `select pg_sleep(0.7) from (select pg_advisory_xact_lock($1) offset 0) l`, onceq.TurnKey(db.Schema, onceq.DefaultQueue))
+			_, err = db.Pool.Exec(context.Background(), `select pg_sleep(0.7) from (select pg_advisory_xact_lock($1) offset 0) l`, pg.NewTurn(db.Schema, onceq.DefaultQueue, nil).Key)
 		}
 		ended <- err
 	}()
@@ -97,7 +99,7 @@ func crowded(t *testing.T, handle func(*onceq.Lease)) (db *queuetest.DB, turns *
 	return db, turns
 }
 
-func enqueue(t *testing.T, db *queuetest.DB, queue string, n int) {
+func enqueueMany(t *testing.T, db *queuetest.DB, queue string, n int) {
 	jobs := make([]onceq.Job, 2000)
 	for range n / len(jobs) {
 		for i := range jobs {
@@ -153,7 +155,7 @@ create trigger count_claims after update on `+pgx.Identifier{db.Schema, "jobs"}.
   referencing new table as n for each statement execute function public.count_claims()`)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return turns.Load() >= 2 }, 5*time.Minute, time.Millisecond)
-	enqueue(t, db, "other", others)
+	enqueueMany(t, db, "other", others)
 	before := turns.Load()
 	<-done
 	during := turns.Load() - before
@@ -201,7 +203,7 @@ func TestTurn_GoesOnWhereTheOtherEnded(t *testing.T) {
 			_, err := db.Pool.Exec(t.Context(), `update onceq.turns set at = statement_timestamp()`)
 			require.NoError(t, err)
 		}
-		rows, err := on.Query(t.Context(), hotStatements["in turn"], int64(60_000_000), int64(1), onceq.DefaultQueue,
+		rows, err := on.Query(t.Context(), stmt.ClaimInTurn, int64(60_000_000), int64(1), onceq.DefaultQueue,
 			priorities, []time.Time{runAt, runAt, runAt.Add(-time.Hour)}, []int64{0, id, 0}, []string{"k"}, 2, 100, kinds, written.Microseconds())
 		require.NoError(t, err)
 		for rows.Next() {
