@@ -280,6 +280,10 @@ func (s step) before() string {
 // own reports that the step is the handler's, and not one of onceq's around it.
 func (s step) own() bool { return s.role == roleUser || s.role == roleCall }
 
+// ofWorker reports that the step may be missed, whatever the handler does: how often a worker claims until it gets the job depends on how
+// quick the machine is.
+func (s step) ofWorker() bool { return s.role == roleClaim || s.role == rolePromote }
+
 // ends reports that the process has no lease after the step, unless its transaction is still open: see Process.settled.
 func (s step) ends() bool { return s.role == roleFinish || s.role == roleCommit && s.worker }
 

@@ -34,3 +34,16 @@ func TestPass_AClaimIsMadeWithoutALease(t *testing.T) {
 		require.False(t, f.kind == cutting && f.step.role == roleClaim)
 	}
 }
+
+// A run may get its job by fewer claims than both runs without faults, which accuses no handler. A step of the handler's own that is missed
+// does.
+func TestJudge_ClaimsThatAreNotMadeAccuseNobody(t *testing.T) {
+	t.Parallel()
+	for role, accused := range map[role]bool{roleClaim: false, rolePromote: false, roleUser: true, roleCall: true, roleOnceq: true} {
+		fourth := &step{text: "a statement", role: role, nth: 4}
+		calm := &proofRun{processes: []*Process{{tape: []*step{fourth}}}}
+		r := &proofRun{v: &prover{calms: []*proofRun{calm, calm}}, fault: &fault{kind: dying, step: fourth, after: true}, missed: true}
+		r.judge()
+		require.Equal(t, accused, r.err != nil, fourth.role)
+	}
+}
