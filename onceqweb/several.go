@@ -118,7 +118,8 @@ type site struct {
 	Rate         onceqops.Count
 	Plot         plot
 	Workers      int
-	Errors, Warn int // of Health
+	Errors, Warn int  // of Health
+	Partly       bool // not all of Health is known yet
 }
 
 func (s *Several) overview(w http.ResponseWriter, r *http.Request) {
@@ -163,7 +164,8 @@ func (s *Several) look(ctx context.Context, name string) (one site) {
 		return one
 	}
 	if st, one.Read = good.state, good.read; !one.Lost {
-		found, _ := h.readFindings(ctx) // without them it shows what the figures say
+		found, err := h.readFindings(ctx)
+		one.Partly = err != nil
 		for _, f := range slices.Concat(found, st.findings()) {
 			if f.Severe {
 				one.Errors++

@@ -136,6 +136,20 @@ func TestSeveral_OneIsDown(t *testing.T) {
 	require.Contains(t, s.get("", http.StatusOK), `<a href="./fails/jobs?state=waiting">0</a>`, "the last figures")
 }
 
+// A database of which Health does not know all yet is not said to be good.
+func TestSeveral_HealthTakesLong(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := several(t, map[string]*onceqweb.Handler{"eu": pageOf(t, db, db.Pool, onceqweb.Everybody)})
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `lock table onceq.job_members`) // Health reads it, and the figures do not
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return strings.Contains(s.get("", http.StatusOK), ">not all asked yet</td>") }, time.Minute, time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Eventually(t, func() bool { return strings.Contains(s.get("", http.StatusOK), ">good</td>") }, time.Minute, time.Millisecond)
+}
+
 func TestSeveral_RefusesWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
