@@ -187,14 +187,14 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 func plansOfFunctions(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	for call, steps := range map[string]int{ // how many plans it has at least
-		`select onceq.finish('{-2,-1}', '{1,1}', '{7,7}', '{6,5}', '{"",""}', '{"no",""}', '{1,0}', '{-1,0}', true)`:                                               8,
-		`select from onceq.finish_next(-1, 1, 7, '', true, 1000, 8, 'default', '{k}')`:                                                                             8,
-		`select from onceq.give_back('{-3,-2}', '{1,1}', '{7,7}', '{"no",""}', '{1,0}', '{false,true}', '{0,1000000}', '{1,1}', true, '{null,"e"}', '{null,"e"}')`: 8,
-		`select from onceq.cancel('{-4,-11}', 1000, false, 0)`:                                                                                                     8,
-		`select onceq.promote('-infinity', 200, 5, 1000, 1000, 8, 'default', '{k}')`:                                                                               8,
-		`select onceq.redrive('{-7,-6,-5}', '{6}', 1000, '{}')`:                                                                                                    10,
-		`select onceq.discard('{-7,-6,-5}', '{6}')`:                                                                                                                5,
-		`select onceq.hurry('{-11,-4}')`:                                                                                                                           3,
+		`select onceq.finish('{-2,-1}', '{1,1}', '{7,7}', '{6,5}', '{"",""}', '{"{\"error\":1}",""}', '{1,0}', '{-1,0}', true)`:                                               8,
+		`select from onceq.finish_next(-1, 1, 7, '', true, 1000, 8, 'default', '{k}')`:                                                                                        8,
+		`select from onceq.give_back('{-3,-2}', '{1,1}', '{7,7}', '{"{\"error\":1}",""}', '{1,0}', '{false,true}', '{0,1000000}', '{1,1}', true, '{null,"e"}', '{null,"e"}')`: 8,
+		`select from onceq.cancel('{-4,-11}', 1000, false, 0)`:                                                                                                                8,
+		`select onceq.promote('-infinity', 200, 5, 1000, 1000, 8, 'default', '{k}')`:                                                                                          8,
+		`select onceq.redrive('{-7,-6,-5}', '{6}', 1000, '{}')`:                                                                                                               10,
+		`select onceq.discard('{-7,-6,-5}', '{6}')`:                                                                                                                           5,
+		`select onceq.hurry('{-11,-4}')`:                                                                                                                                      3,
 		`select onceq.replace_jobs('{-19,-8,-1}', '{s,s,s}', '{of 19,of 8,of 1}', '{1,1,1}', '{null,null,null}', '{"","",""}', '{a,a,a}', '{3,7,4}', '{0,0,0}', '{0,0,0}', '{k/2,"",k/1}', '{null,null,null}')`: 9,
 		`select onceq.sweep_members()`: 6,
 		`select onceq.insert_members('{-100,-100,-100,-100}', '{-3,-4,-5,-12}', '{false,false,true,false}', '{0,0,0,0}', '{null,null,null,null}')`: 5,

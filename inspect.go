@@ -74,6 +74,12 @@ type AttemptError struct {
 	At      time.Time `json:"at"`
 	Attempt int       `json:"attempt"` // 1 for the first
 	Error   string    `json:"error"`
+
+	// Who ran it, and how long its handler took: empty if no handler was called.
+	Host    string        `json:"host,omitzero"`
+	Process int           `json:"process,omitzero"` // its id on the host
+	Version string        `json:"version,omitzero"` // of the application: Config.Version
+	Took    time.Duration `json:"took,omitzero"`
 }
 
 // knownJob is what stmt.ReadJob reads.

@@ -19,6 +19,7 @@ import (
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/program"
 	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/sqlstate"
@@ -54,6 +55,10 @@ type Config struct {
 	// Schema is the name of the schema with onceq's tables. Default "onceq". Any name that migrations.Up accepts, even one that
 	// needs quoting.
 	Schema string
+
+	// Version is the application's, which the page and the command show with each failed attempt. Default what
+	// its build says: the version of its main module, or its revision. At most MaxNameBytes.
+	Version string
 
 	// Logger gets what an operator should know: the library's warnings, and each event at the level that EventType.Level
 	// returns. Default slog.Default(). If its handler panics, the record is lost, and the first time that is said on standard error.
@@ -110,8 +115,12 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if len(schema) > 63 || !utf8.ValidString(schema) || strings.ContainsRune(schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", schema)
 	}
+	if err := checkName("Config.Version", cmp.Or(cfg.Version, "none"), MaxNameBytes); err != nil {
+		return nil, err
+	}
 	q.pauses = paused.New()
 	q.store = pg.New(pool, schema, means, citus.Parts{})
+	q.store.Version = cmp.Or(cfg.Version, program.Version())
 	return q, nil
 }
 

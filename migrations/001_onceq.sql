@@ -105,7 +105,7 @@ create table {{.schema}}.jobs (
   payload       jsonb,                   -- one of payload and payload_bytes
   payload_bytes bytea,
   metadata      jsonb,
-  errors        jsonb,                   -- of the latest failed attempts, oldest first
+  errors        jsonb,                   -- of the latest failed attempts, oldest first: at, attempt, error, and who ran it
   identity      bigint,                  -- names its effects, see effectMark; null for created_at in microseconds
   progress      jsonb,                   -- of its latest run, if that had a beat: when it began, and what its handler reported
   due_at        timestamptz,             -- of one that was let in after it waited in job_waits, until it is tried again: when it was due; null: at run_at
@@ -903,7 +903,7 @@ $keep_history$;
 -- Ends jobs whose guards (claims, holder) hold, which the arrays have in the order of their ids: they leave the table jobs in a finished
 -- state each, their fences say so, those that are kept (for so many milliseconds, -1 for ever, 0 not at all) go to the history, the next
 -- ones of their lanes and limits go on, and who waits for them is told. It returns the tokens of the jobs that were ended. If must is
--- true and a guard does not hold, it raises OQ001. used: see hand_over. Locks: the jobs by id, their fences, what waits.
+-- true and a guard does not hold, it raises OQ001. errors: see give_back. used: see hand_over. Locks: the jobs by id, their fences, what waits.
 create function {{.schema}}.finish(ids bigint[], claims integer[], holders bigint[], states smallint[], results text[], errors text[], spents integer[], keeps bigint[], must boolean, used jsonb default null)
 returns bigint[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -956,7 +956,7 @@ begin
 
   if 0 <> any (keeps) then
     if '' <> any (errors) then
-      notes := array(select case when g.error <> '' then jsonb_build_object('at', now, 'attempt', j.attempts + 1, 'error', g.error) end
+      notes := array(select case when g.error <> '' then jsonb_build_object('at', now, 'attempt', j.attempts + 1) || g.error::jsonb end
                        from unnest(ids, errors) as g(id, error) cross join lateral (select attempts from {{.schema}}.jobs where id = g.id offset 0) j);
     end if;
     perform {{.schema}}.keep_history(ids, states, results, spents, keeps, notes, false);
@@ -1102,7 +1102,7 @@ end
 $finish_next$;
 
 -- Gives jobs back whose guards hold: they run again after their delays, in microseconds. One with a limit, and one in a lane that others
--- may overtake in, waits in job_waits until then, and the next ones go on: see hand_over. errors are noted, an empty one is none. spents
+-- may overtake in, waits in job_waits until then, and the next ones go on: see hand_over. errors are noted: texts of JSON objects, an empty one is none. spents
 -- are attempts that count; reset counts from none again, as another round with new effects; at most so many lost leases go on counting
 -- (most). scope and key are the event that a job waits for, or an empty scope and the name of a sleep; null for neither: then its row
 -- in job_awaits says for how long. tokens are those of the jobs that were given back, and cancelled those among them that somebody
@@ -1146,7 +1146,7 @@ begin
   -- The jobs whose guards hold are locked. From here on the arrays have these alone. One whose id another job has in job_waits, because
   -- the sequence was set back, stays in jobs.
   select array_agg(j.id), array_agg(j.id << 20 | u.claims::bigint), array_agg(u.spent), array_agg(u.reset), array_agg(u.delay), array_agg(u.most),
-         array_agg(case when u.error <> '' then jsonb_build_object('at', now, 'attempt', j.attempts + 1, 'error', u.error) end),
+         array_agg(case when u.error <> '' then jsonb_build_object('at', now, 'attempt', j.attempts + 1) || u.error::jsonb end),
          array_agg(case when u.delay <= 0 and j.moves then j.created_at else now + u.delay::float8 * interval '1 microsecond' end),
          array_agg(case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1e6)::bigint) + 1 else j.identity end),
          array_agg(j.id) filter (where j.moves), array_agg(j.lane) filter (where j.moves), array_agg(j.keeps) filter (where j.moves)

@@ -722,11 +722,6 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return nil, err
 	}
 	j := v.Job
-	type attempt struct {
-		At      time.Time
-		Attempt int
-		Error   string
-	}
 	d := struct {
 		ID                               int64
 		Reasons                          []onceqops.Reason
@@ -735,6 +730,7 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Payload, Metadata, Result        string
 		Note                             string // of the progress
 		Attempts                         []attempt
+		Timeline                         timeline
 		Effects                          []shownEffect
 		More                             int // how many of them are shown if there are more; else 0
 		Open                             bool
@@ -778,9 +774,7 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 			d.Result = short(h.cfg.Mask(j.Kind, "result", pretty(j.Result)))
 		}
 	}
-	for _, e := range slices.Backward(j.Errors) {
-		d.Attempts = append(d.Attempts, attempt{e.At, e.Attempt, short(h.cfg.Mask(j.Kind, "error", e.Error))})
-	}
+	d.Attempts, d.Timeline = h.attempts(j), timelineOf(j, v.Why, h.now())
 	if len(v.Effects) > maxEffects {
 		d.More = maxEffects
 	}

@@ -145,7 +145,8 @@ type shown struct {
 	onceq.JobInfo
 	Effects []onceqops.EffectInfo `json:"effects"`
 	Actions []onceqops.Action     `json:"actions"`
-	Groups  []int64               `json:"groups"` // that it is a member of
+	Groups  []int64               `json:"groups"`         // that it is a member of
+	Runs    *onceqops.Reason      `json:"runs,omitempty"` // where it runs, and since when; nil if it does not
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -192,6 +193,15 @@ func (a *app) showCommand() *cobra.Command {
 			}
 			if s.Groups, err = a.ops.GroupsOf(ctx, a.pool, s.ID); err != nil {
 				return err
+			}
+			if s.State == onceq.StateRunning {
+				e, err := a.ops.Explain(ctx, a.pool, s.ID)
+				if err != nil {
+					return err
+				}
+				if e.Cause() == onceqops.CauseRunning { // it may have ended meanwhile
+					s.Runs = &e.Reasons[0]
+				}
 			}
 			if a.json {
 				s.Effects, s.Actions = append([]onceqops.EffectInfo{}, s.Effects...), append([]onceqops.Action{}, s.Actions...)
@@ -278,7 +288,10 @@ func (a *app) show(s shown, now time.Time, short bool) {
 		}
 	}
 	for _, e := range s.Errors {
-		line("error", "%s", a.wrapped(a.out, fmt.Sprintf("attempt %d, %s: %s", e.Attempt, stamp(e.At), e.Error), 12))
+		line("error", "%s", a.wrapped(a.out, fmt.Sprintf("attempt %d, %s%s: %s", e.Attempt, stamp(e.At), ran(e), e.Error), 12))
+	}
+	if s.Runs != nil {
+		line("runs", "%s", a.wrapped(a.out, s.Runs.Text, 12))
 	}
 	for _, e := range s.Effects {
 		detail := ""
@@ -296,6 +309,22 @@ func (a *app) show(s shown, now time.Time, short bool) {
 	for _, x := range s.Actions {
 		line("action", "%s %s by %s %s", stamp(x.At), x.What, x.Who, strings.Join(slices.DeleteFunc([]string{x.About, x.Outcome, x.Why}, func(s string) bool { return s == "" }), "; "))
 	}
+}
+
+// ran says how long an attempt ran, and where.
+func ran(e onceq.AttemptError) string {
+	if e.Host == "" {
+		return ""
+	}
+	unit := 10 * time.Microsecond
+	if e.Took >= time.Second {
+		unit = 10 * time.Millisecond
+	}
+	text := fmt.Sprintf(", ran for %s in process %d on %s", took(e.Took.Round(unit)), e.Process, e.Host)
+	if e.Version != "" {
+		text += ", version " + e.Version
+	}
+	return text
 }
 
 func mapKeys(m map[string]string) func(func(string) bool) {

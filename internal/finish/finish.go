@@ -18,6 +18,9 @@ import (
 // says that its guard held.
 func Write(ctx context.Context, store *pg.Store, db pg.DB, by pg.Way, outcomes []Outcome,
 	wrote func(o Outcome, ok bool)) (stale []*hold.Hold, cancelled []int64, left []Outcome, err error) {
+	for i := range outcomes {
+		outcomes[i].noted = outcomes[i].note(store.Version)
+	}
 	slices.SortFunc(outcomes, func(a, b Outcome) int { return cmp.Compare(a.Hold.ID, b.Hold.ID) })
 	plain, ended, again, back := byStatement(outcomes, store.Citus.Load() == pg.CitusYes)
 	locks := 0
@@ -159,7 +162,7 @@ func finishArgs(outcomes []Outcome, raise bool) []any {
 	states, results, errs := make([]int16, n), make([]string, n), make([]string, n)
 	spent, keeps := make([]int32, n), make([]int64, n)
 	for i, o := range outcomes {
-		states[i], results[i], errs[i], keeps[i] = int16(o.State), o.Result, o.Err, o.Keep
+		states[i], results[i], errs[i], keeps[i] = int16(o.State), o.Result, o.noted, o.Keep
 		if o.Spend {
 			spent[i] = 1
 		}
@@ -173,7 +176,7 @@ func retryArgs(outcomes []Outcome, raise bool) []any {
 	errs, spent, resets := make([]string, n), make([]int32, n), make([]bool, n)
 	delays, most := make([]int64, n), make([]int32, n)
 	for i, o := range outcomes {
-		errs[i], resets[i], delays[i], most[i] = o.Err, o.Reset, o.Delay.Microseconds(), o.lostFrom()
+		errs[i], resets[i], delays[i], most[i] = o.noted, o.Reset, o.Delay.Microseconds(), o.lostFrom()
 		if o.Spend {
 			spent[i] = 1
 		}

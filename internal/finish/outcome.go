@@ -5,13 +5,16 @@ package finish
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/onceq/onceq/internal/hold"
+	"github.com/onceq/onceq/internal/program"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -51,7 +54,28 @@ type Outcome struct {
 	Tried bool          // unsure because of a commit that completed the job, if there was one
 	Late  error         // what the handler returned after it had completed the job itself
 	Cause error         // for events
-	Run   time.Duration // for events
+	Run   time.Duration // how long the handler ran; 0 if none was called
+
+	noted string // Err, and who ran the attempt, as the job's errors have them
+}
+
+// note gives what is added to the job's errors; "" for nothing.
+func (o *Outcome) note(version string) string {
+	if o.Err == "" {
+		return ""
+	}
+	note := struct {
+		Error   string        `json:"error"`
+		Host    string        `json:"host,omitzero"`
+		Process int           `json:"process,omitzero"`
+		Version string        `json:"version,omitzero"`
+		Took    time.Duration `json:"took,omitzero"`
+	}{Error: o.Err}
+	if note.Took = o.Run; o.Run > 0 {
+		note.Host, note.Process, note.Version = program.Host(), os.Getpid(), version
+	}
+	text, _ := json.Marshal(note) // texts and numbers always encode
+	return string(text)
 }
 
 // Doubt is a lease of a lane's next job of which nobody knows, because the answer of the completion that may

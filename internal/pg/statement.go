@@ -218,6 +218,8 @@ type Store struct {
 	Schema string // as the user wrote it
 	names  *strings.Replacer
 
+	Version string // of the application; "" if it is not known
+
 	means func(schema string, err error) error // what an error means to the caller
 	parts Parts
 

@@ -6,12 +6,10 @@
 package presence
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"github.com/onceq/onceq/internal/count"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/program"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
@@ -54,25 +53,12 @@ type Presence struct {
 
 // New returns one that Begin starts.
 func New(cfg Config) *Presence {
-	host, _ := os.Hostname()
-	cfg.Args = append([]any{cfg.ID, cmp.Or(host, "unknown"), os.Getpid(), libraryVersion()}, cfg.Args...)
+	cfg.Args = append([]any{cfg.ID, program.Host(), os.Getpid(), program.Library()}, cfg.Args...)
 	stat := cfg.Store.Pool.Stat()
 	return &Presence{
 		Config: cfg, again: make(chan struct{}, 1), pool: table.Pool{Conns: int(stat.MaxConns()), Bound: cfg.Bound},
 		waited: stat.EmptyAcquireWaitTime(), counted: time.Now(),
 	}
-}
-
-// libraryVersion is the version of the library that the program was built with.
-func libraryVersion() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, m := range append(info.Deps, &info.Main) {
-			if m.Path == "github.com/onceq/onceq" && m.Replace == nil && m.Version != "" {
-				return m.Version
-			}
-		}
-	}
-	return "(devel)"
 }
 
 // Rouse has the row written at once.

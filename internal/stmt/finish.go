@@ -73,10 +73,11 @@ select b.tokens, b.cancelled
 	TellMembers = `select t.calls from onceq.tell($1::bigint[], $2::smallint[], $3::text[]) as t(calls)`
 )
 
-// appendError adds an error to a job, of which the latest ten are kept, with its time and its attempt.
+// appendError adds an error (finish.Outcome.note) to a job, of which the latest ten are kept, with its time
+// and its attempt.
 const appendError = `case when error = '' then errors else
-         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
+ case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+ || (error::jsonb || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1)) end`
 
 // RetryJobs makes jobs ready to run again. It returns the tokens of those whose guard held, and the ids of
 // those among them that somebody wants cancelled. $8 is how many lost leases at most go on counting

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -500,5 +501,72 @@ func TestJobInfo_AsJSON(t *testing.T) {
 	var p onceq.Priority
 	if err := json.Unmarshal([]byte(`"urgent"`), &p); err == nil || !strings.Contains(err.Error(), "high, normal or low") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A failed attempt says who ran it, and for how long, whichever statement writes it: that of plain jobs, of
+// lanes, or of dead jobs. What ends without a handler says nothing of one.
+func TestAttempts_SayWhoRanThem(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Version: "v1.4.2"}))
+	ctx, q := t.Context(), db.Queue
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	plain := onceq.Kind[int]{Name: "plain", MaxAttempts: 2, Backoff: func(int, error) time.Duration { return 0 }}
+	laned := onceq.Kind[int]{Name: "laned", MaxAttempts: 2, Limit: func(int) string { return "few" }, Backoff: plain.Backoff}
+	const took = 2 * time.Millisecond
+	fails := func(context.Context, *onceq.Lease, int) error {
+		time.Sleep(took)
+		return errors.New("no, \"not\" <so>")
+	}
+	inTx := onceq.Kind[int]{Name: "in a transaction", MaxAttempts: 2, Backoff: plain.Backoff}
+	for _, k := range []struct {
+		job onceq.Job
+		h   onceq.Handler
+	}{
+		{plain.Job(1), plain.Handle(fails)},
+		{laned.Job(1), laned.Handle(fails)},
+		{inTx.Job(1), inTx.HandleTx(func(ctx context.Context, _ pgx.Tx, l *onceq.Lease, n int) error { return fails(ctx, l, n) })},
+	} {
+		id := repairEnqueue(t, db, k.job)
+		for j := (onceq.JobInfo{}); j.State != onceq.StateDead; {
+			db.Drain(k.h)
+			j, err = q.Get(ctx, db.Pool, id)
+			require.NoError(t, err)
+			for i, e := range j.Errors {
+				require.Equal(t, i+1, e.Attempt, k.job.Kind)
+				require.Equal(t, []any{host, os.Getpid(), "v1.4.2", `no, "not" <so>`}, []any{e.Host, e.Process, e.Version, e.Error}, k.job.Kind)
+				require.GreaterOrEqual(t, e.Took, took)
+				require.Less(t, e.Took, e.At.Sub(j.CreatedAt)+time.Minute)
+			}
+		}
+	}
+
+	// Outside a worker it is the process that has the lease, since its claim.
+	id := repairEnqueue(t, db, onceq.Job{})
+	l := repairClaim(t, db)
+	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no"))))
+	j, err := q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, []any{host, os.Getpid(), "v1.4.2"}, []any{j.Errors[0].Host, j.Errors[0].Process, j.Errors[0].Version})
+	require.Positive(t, j.Errors[0].Took)
+
+	// Nobody ran an attempt of a job that its lost leases end.
+	id = repairEnqueue(t, db, onceq.Job{})
+	_, err = db.Pool.Exec(ctx, `update onceq.jobs set lost = 5, claims = 5 where id = $1`, id)
+	require.NoError(t, err)
+	db.Drain(onceq.Kind[int]{Name: "mail", Queue: "default"}.Handle(fails))
+	j, err = q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDead, j.State)
+	require.Equal(t, onceq.AttemptError{At: j.Errors[0].At, Attempt: 1, Error: j.Errors[0].Error}, j.Errors[0])
+	require.Contains(t, j.Errors[0].Error, "5 leases of this job ran out")
+
+	long := strings.Repeat("v", onceq.MaxNameBytes+1)
+	for _, bad := range []string{long, "v\x00", "\xff"} {
+		_, err := onceq.New(db.Pool, &onceq.Config{Version: bad})
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, "Config.Version", invalid.Field)
 	}
 }

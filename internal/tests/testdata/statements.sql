@@ -703,8 +703,8 @@ ready as (
          lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from pg_catalog.timezone('UTC', j.created_at)) * 1e6)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
-         case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+ case when pg_catalog.jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+ || (error::jsonb || pg_catalog.jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1)) end
     from u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims, j.created_at
