@@ -9,7 +9,7 @@ PROGRAMS = $(SERVERS); ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export O
 	ONCEQ_TEST_NODE=$$(scripts/node-packages.sh) || exit 1; export ONCEQ_TEST_NODE; \
 	ONCEQ_TEST_PYTHON=$$(scripts/psycopg2.sh) || exit 1; export ONCEQ_TEST_PYTHON; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM
-LAB = ./adapter ./bench ./checks ./once ./specs ./tern
+LAB = ./adapter ./bench ./checks ./once ./recovery ./specs ./tern
 
 .PHONY: help test check race modules modules-short lint format imports matrix test-versions test-container pictures page-size house mutate demo bench compare once torture torture-ci vulnerabilities release release-test
 
@@ -77,6 +77,8 @@ test-versions: ## the tests on PostgreSQL 16, 17 and 18
 			echo "== go test $$module, Postgres $$version" && \
 			(cd $$module && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 		done; \
+		echo "== to Postgres $$version by logical replication" && \
+		(cd lab && ONCEQ_TEST_PGBIN=$$(../scripts/postgres.sh) ONCEQ_TEST_PGBIN_NEWER="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) -run Logical ./recovery) || exit 1; \
 		echo "== go test lab, Postgres $$version" && \
 		(cd lab && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) $(LAB)) || exit 1; \
 	done

@@ -39,7 +39,7 @@ var others = modules([]string{"onceqcron", "onceqotel", "onceqweb", "onceqweb/br
 
 // labs are the histories, walks and models. The model is one goroutine, which the race detector would only slow down.
 var labs = []part{
-	tests("lab", "lab", "-race", "./adapter", "./bench", "./checks", "./once", "./specs", "./tern"),
+	tests("lab", "lab", "-race", "./adapter", "./bench", "./checks", "./once", "./recovery", "./specs", "./tern"),
 	house,
 	tests("model", "lab", "./model"),
 }
