@@ -56,8 +56,8 @@ type Config struct {
 	// needs quoting.
 	Schema string
 
-	// Version is the application's, which the page and the command show with each failed attempt. Default what
-	// its build says: the version of its main module, or its revision. At most MaxNameBytes.
+	// Version is the application's, which the page and the command show with workers and failed attempts.
+	// Default what its build says: the version of its main module, or its revision. At most MaxNameBytes.
 	Version string
 
 	// Logger gets what an operator should know: the library's warnings, and each event at the level that EventType.Level

@@ -353,6 +353,7 @@ create table {{.schema}}.workers (
   schema_version integer     not null,
   host           text        not null,
   version        text        not null,              -- of the library
+  application    text        not null default '',   -- its version, if it is known
   queues         jsonb       not null,              -- queue: how many of its jobs the worker can run at once
   kinds          text[]      not null,
   stuck          jsonb       not null default '[]', -- slots that are held by handlers that do not return, by queue and kind
@@ -1376,15 +1377,15 @@ end
 $move$;
 
 -- Writes the row of a worker.
-create function {{.schema}}.be_present(id bigint, host text, process integer, version text, schema_version integer, lease bigint, queues jsonb, kinds text[], stuck jsonb, pool jsonb) returns void
+create function {{.schema}}.be_present(id bigint, host text, process integer, version text, schema_version integer, lease bigint, queues jsonb, kinds text[], stuck jsonb, pool jsonb, application text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $be_present$
 #variable_conflict use_column
 declare
   now timestamptz := statement_timestamp();
 begin
-  insert into {{.schema}}.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, started_at, seen_at)
+  insert into {{.schema}}.workers (id, host, process, version, schema_version, lease, queues, kinds, stuck, pool, application, started_at, seen_at)
   values (be_present.id, be_present.host, be_present.process, be_present.version, be_present.schema_version, be_present.lease,
-          be_present.queues, be_present.kinds, be_present.stuck, be_present.pool, now, now)
+          be_present.queues, be_present.kinds, be_present.stuck, be_present.pool, be_present.application, now, now)
   on conflict (id) do update set seen_at = excluded.seen_at, stuck = excluded.stuck, pool = excluded.pool;
 end
 $be_present$;
@@ -3021,7 +3022,7 @@ select case f.class when 0 then 'job' when 1 then 'application' when 2 then 'req
 -- Workers; stale: killed, frozen, or without the database.
 create view {{.schema}}.v_workers as
 select id, host, process, version, queues, kinds, started_at, seen_at, seen_at < statement_timestamp() - interval '3 minutes' as stale,
-       stuck, pool
+       stuck, pool, application
   from {{.schema}}.workers;
 
 -- What is paused: queues, kinds and limits.
@@ -3568,7 +3569,7 @@ drop function {{.schema}}.claim_fence(regclass, bigint, integer, bigint, smallin
 drop function {{.schema}}.rescan_turn(text[], bigint, text[]);
 drop function {{.schema}}.add_counts(text[], text[], integer[], integer[], integer[], integer[], bigint[], integer[], bigint[], text[], text[]);
 drop function {{.schema}}.add_each(integer[], integer[]);
-drop function {{.schema}}.be_present(bigint, text, integer, text, integer, bigint, jsonb, text[], jsonb, jsonb);
+drop function {{.schema}}.be_present(bigint, text, integer, text, integer, bigint, jsonb, text[], jsonb, jsonb, text);
 drop function {{.schema}}.move(bigint[], text, bigint, boolean);
 drop function {{.schema}}.request_cancels(bigint[]);
 drop function {{.schema}}.cancel_followers(bigint[], bigint);

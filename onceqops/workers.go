@@ -21,12 +21,13 @@ import (
 type WorkerInfo struct {
 	ID      int64          `json:"id"` // random, new for each Run
 	Host    string         `json:"host"`
-	Process int            `json:"process"` // the process's id on its host
-	Version string         `json:"version"` // of this library in its program, "(devel)" if the program does not know
-	Schema  int            `json:"schema"`  // the version of the tables that it works with (SchemaVersion)
-	Lease   time.Duration  `json:"lease"`   // WorkerConfig.Lease
-	Queues  map[string]int `json:"queues"`  // how many jobs of each of its queues it can run at once
-	Kinds   []string       `json:"kinds"`   // for which it has handlers, sorted
+	Process int            `json:"process"`      // the process's id on its host
+	Version string         `json:"version"`      // of this library in its program, "(devel)" if the program does not know
+	App     string         `json:"app,omitzero"` // the application's (Config.Version), if known
+	Schema  int            `json:"schema"`       // the version of the tables that it works with (SchemaVersion)
+	Lease   time.Duration  `json:"lease"`        // WorkerConfig.Lease
+	Queues  map[string]int `json:"queues"`       // how many jobs of each of its queues it can run at once
+	Kinds   []string       `json:"kinds"`        // for which it has handlers, sorted
 	Started time.Time      `json:"started"`
 	Seen    time.Time      `json:"seen"`  // when it last wrote its row, which it does once a minute
 	Stale   bool           `json:"stale"` // it has not for three minutes: it was killed, is frozen, or has lost the database
@@ -113,7 +114,7 @@ func (w WorkerInfo) String() string {
 func (w WorkerInfo) Where() string { return fmt.Sprintf("process %d on %s", w.Process, w.Host) }
 
 const readWorkers = `
-select id, host, process, version, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
+select id, host, process, version, application, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
        seen_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond', stuck::text, pool::text
   from onceq.workers
  order by host, process, started_at, id`
@@ -130,7 +131,7 @@ func (q *Ops) Workers(ctx context.Context, db onceq.DB) ([]WorkerInfo, error) {
 func (w *WorkerInfo) scan(rows pgx.Rows) error {
 	var lease int64
 	var queues, kinds, stuck, pool string
-	err := rows.Scan(&w.ID, &w.Host, &w.Process, &w.Version, &w.Schema, &lease, &queues, &kinds, &w.Started, &w.Seen,
+	err := rows.Scan(&w.ID, &w.Host, &w.Process, &w.Version, &w.App, &w.Schema, &lease, &queues, &kinds, &w.Started, &w.Seen,
 		&w.Stale, &stuck, &pool)
 	if err != nil {
 		return err

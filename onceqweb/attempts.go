@@ -54,11 +54,18 @@ func ranWords(e onceq.AttemptError) string {
 	if e.Host == "" {
 		return ""
 	}
-	words := fmt.Sprintf("ran for %s in process %d on %s", took(e.Took), e.Process, e.Host)
-	if e.Version != "" {
-		words += ", version " + e.Version
+	return fmt.Sprintf("ran for %s in %s", took(e.Took), whoRan(e))
+}
+
+// whoRan is the process that ran an attempt; empty if that is not known.
+func whoRan(e onceq.AttemptError) (who string) {
+	if e.Host != "" {
+		who = fmt.Sprintf("process %d on %s", e.Process, e.Host)
 	}
-	return words
+	if e.Version != "" {
+		who += ", version " + e.Version
+	}
+	return who
 }
 
 // timelineOf draws a job's life until now: its failed attempts, the one that runs, and its end or when it is due.

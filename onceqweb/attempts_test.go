@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"net/http"
 	"os"
 	"regexp"
@@ -108,4 +109,38 @@ update onceq.jobs set attempts = $2::int, created_at = statement_timestamp() - i
  where id = $1`, result.ID, failed)
 	require.NoError(t, err)
 	return result.ID
+}
+
+// Errors by the process of the latest attempt; an action takes the jobs of one of them alone.
+func TestErrors_ByWorker(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	queuedWithErrors(t, db, 2)
+	queuedWithErrors(t, db, 3)
+	other := queuedWithErrors(t, db, 1)
+	unknown := queuedWithErrors(t, db, 1)
+	for id, change := range map[int64]string{
+		other:   `jsonb_set(errors, '{0,version}', '"v2<b>"')`,
+		unknown: `errors #- '{0,host}'`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = run_at + interval '1 hour', errors = `+change+` where id = $1`, id)
+		require.NoError(t, err)
+	}
+	_, err := db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = run_at + interval '1 hour'`)
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, false)})
+	rows := regexp.MustCompile(`(?s)<tr>\s*<th scope="row" class="error">.*?</tr>`).
+		FindAllString(s.get("errors?by=worker", http.StatusOK), -1)
+	require.Len(t, rows, 3)
+	require.Contains(t, rows[0], "process 7 on web")
+	require.Contains(t, rows[0], "Run now 2 …")
+	require.Contains(t, rows[1], "not known")
+	require.Contains(t, rows[2], "process 7 on web, version v2&lt;b&gt;")
+	link := regexp.MustCompile(`href="\./(confirm[^"]*retry-many[^"]*)"`).FindStringSubmatch(rows[2])
+	require.NotNil(t, link)
+	s.act(s.confirmed(html.UnescapeString(link[1]), "1")...)
+	s.state(db, other, onceq.StateRetrying)
+	j, err := db.Queue.Get(t.Context(), db.Pool, other)
+	require.NoError(t, err)
+	require.False(t, j.RunAt.After(time.Now()), "it runs now")
 }

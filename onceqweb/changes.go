@@ -88,7 +88,7 @@ func (s *state) began() string {
 	n, versions := 0, []string(nil)
 	for _, w := range s.Workers {
 		if !w.Stale && w.Started.After(s.At.Add(-time.Hour)) {
-			n, versions = n+1, append(versions, w.Version)
+			n, versions = n+1, append(versions, release(w))
 		}
 	}
 	switch slices.Sort(versions); n {

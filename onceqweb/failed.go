@@ -23,6 +23,7 @@ type failedJob struct {
 	id          int64
 	queue, kind string
 	scope, lane string
+	worker      string // the process of the latest attempt
 	state       onceq.State
 	at          time.Time
 	error       string // its first line
@@ -42,6 +43,7 @@ var failedBys = []struct {
 	{"queue", "Queue", "", "./queue?name=", true, func(j failedJob) string { return j.queue }},
 	{"scope", "Scope", "without a key", "./jobs?scope=", true, func(j failedJob) string { return j.scope }},
 	{"lane", "Lane", "without a lane", "", false, func(j failedJob) string { return j.lane }},
+	{"worker", "Worker", "not known", "", false, func(j failedJob) string { return j.worker }},
 }
 
 // failedAsk is how somebody looks at failed jobs: grouped by failedBys[by], and only those with a text in their error.
@@ -73,7 +75,7 @@ type failedJobs struct {
 
 func (f failedJobs) size() (n int) {
 	for _, j := range f.jobs {
-		n += 250 + len(j.queue) + len(j.kind) + len(j.scope) + len(j.lane) + len(j.error) + len(j.same)
+		n += 250 + len(j.queue) + len(j.kind) + len(j.scope) + len(j.lane) + len(j.worker) + len(j.error) + len(j.same)
 	}
 	return n
 }
@@ -104,7 +106,8 @@ func (h *Handler) readFailed(ctx context.Context, f onceqops.Filter) (failedJobs
 				one := failedJob{id: j.ID, queue: j.Queue, kind: j.Kind, scope: j.Scope, lane: j.Lane, state: j.State,
 					at: cmp.Or(j.FinishedAt, j.CreatedAt)}
 				if n := len(j.Errors); n > 0 {
-					one.at, one.error = j.Errors[n-1].At, line(h.cfg.Mask(j.Kind, "error", j.Errors[n-1].Error))
+					last := j.Errors[n-1]
+					one.at, one.worker, one.error = last.At, whoRan(last), line(h.cfg.Mask(j.Kind, "error", last.Error))
 				}
 				one.same = digits.ReplaceAllString(one.error, "#")
 				all.jobs = append(all.jobs, one)

@@ -151,7 +151,15 @@ type plots struct {
 }
 
 // plotMark is where workers began, as in a deploy.
-type plotMark struct{ At, Text string }
+type plotMark struct{ At, Text, When string }
+
+// release is the version of the application that a worker is of, or else that of the library.
+func release(w onceqops.WorkerInfo) string {
+	if w.App != "" {
+		return "version " + w.App
+	}
+	return "library " + w.Version
+}
 
 type spanLink struct {
 	Name, To string
@@ -267,7 +275,7 @@ func (p *plots) mark(workers []onceqops.WorkerInfo) {
 	for _, w := range workers {
 		i := slices.IndexFunc(p.Rows, func(r plotRow) bool { return w.Started.Before(r.At.Add(p.step)) })
 		if i >= 0 && !w.Started.Before(p.From) && !w.Stale {
-			began[i], versions[i] = began[i]+1, append(versions[i], w.Version)
+			began[i], versions[i] = began[i]+1, append(versions[i], release(w))
 		}
 	}
 	for _, i := range slices.Sorted(maps.Keys(began)) {
@@ -277,8 +285,9 @@ func (p *plots) mark(workers []onceqops.WorkerInfo) {
 		}
 		slices.Sort(versions[i])
 		text += ": " + some(slices.Compact(versions[i]))
+		at := p.Rows[i].Text
 		p.Rows[i].Text += ", " + text
-		p.Marks = append(p.Marks, plotMark{inPercent((float64(i) + .5) / float64(len(p.Rows))), text})
+		p.Marks = append(p.Marks, plotMark{inPercent((float64(i) + .5) / float64(len(p.Rows))), text, at})
 	}
 	for i := range p.Charts {
 		p.Charts[i].Marks = p.Marks

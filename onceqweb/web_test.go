@@ -358,8 +358,8 @@ select 1, date_bin('1 minute', statement_timestamp(), '2000-01-01Z') - ago * int
 	_, err = db.Pool.Exec(t.Context(), `update onceq.job_counts set failed = failed * 10 where queue = 'a<b'`)
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `
-insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
-values (9, 60000000, statement_timestamp() - interval '9 minutes', statement_timestamp() + interval '1 day', 4713, 1, 'web-5', 'v0.2.0', '{"slow": 1}', '{k}')`)
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds, application)
+values (9, 60000000, statement_timestamp() - interval '9 minutes', statement_timestamp() + interval '1 day', 4713, 1, 'web-5', 'v0.2.0', '{"slow": 1}', '{k}', 'v1.4.2')`)
 	require.NoError(t, err)
 	ops := onceqops.New(db.Queue)
 	for _, who := range []string{"ada", "<bob>"} {
@@ -376,7 +376,7 @@ values (9, 60000000, statement_timestamp() - interval '9 minutes', statement_tim
 	require.Contains(t, changed, `>first</a>: 12 attempts failed, 0 in the hour before.`)
 	require.NotContains(t, changed, ">same<")
 	require.NotContains(t, changed, ">rare<")
-	require.Contains(t, changed, "A worker began: v0.2.0.")
+	require.Contains(t, changed, "A worker began: version v1.4.2.")
 	require.Contains(t, changed, `&lt;bob&gt;</a>, <a href="./audit?what=lane-limit">lane-limit</a>, book/: the bank is closed`)
 	require.NotContains(t, changed, "ada")
 }
@@ -1647,8 +1647,16 @@ values (date_trunc('minute', statement_timestamp()) - interval '2 minutes', 1, 1
 		s := serve(t, db, onceqweb.Config{})
 		page = s.get(of, http.StatusOK)
 		require.Contains(t, page, `<line class="began"`, of)
-		require.Equal(t, 1, strings.Count(page, ", a worker began: "+list[0].Version+"</th>"), of)
+		require.Equal(t, 1, strings.Count(page, ", a worker began: library "+list[0].Version+"</th>"), of)
 	}
+	require.NotContains(t, s.get(fmt.Sprintf("worker?id=%d", list[0].ID), http.StatusOK), "Version of the application")
+	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set application = 'v1<b>'`)
+	require.NoError(t, err)
+	page = serve(t, db, onceqweb.Config{}).get("?range=15m", http.StatusOK)
+	require.Equal(t, 1, strings.Count(page, ", a worker began: version v1&lt;b&gt;</th>"))
+	require.Regexp(t, `<li><span class="began"></span> [0-9: -]{16}: a worker began: version v1&lt;b&gt;</li>`, page)
+	require.Contains(t, page, `<title>a worker began: version v1&lt;b&gt;</title>`)
+	require.Contains(t, serve(t, db, onceqweb.Config{}).get(fmt.Sprintf("worker?id=%d", list[0].ID), http.StatusOK), "<dd>v1&lt;b&gt;</dd>")
 	require.NotContains(t, serve(t, db, onceqweb.Config{}).get("kind?name=other&range=15m", http.StatusOK), "began")
 }
 

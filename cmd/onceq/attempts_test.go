@@ -42,3 +42,24 @@ func TestJobsShow_SaysWhoRunsIt(t *testing.T) {
 	runs := asJSON(t, db.URL, "jobs", "show", "2")["runs"].(map[string]any)
 	require.Equal(t, "running", runs["cause"])
 }
+
+// Errors by the process of the latest attempt, with its version of the application.
+func TestJobsErrors_ByWorker(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema(), queuetest.Config(onceq.Config{Version: "v1.4.2"}))
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	failing := onceq.Kind[int]{Name: "failing", MaxAttempts: 1}
+	for n := range 2 {
+		_, err = db.Queue.Enqueue(t.Context(), db.Pool, failing.Job(n))
+		require.NoError(t, err)
+	}
+	db.Drain(failing.Handle(func(context.Context, *onceq.Lease, int) error { return errors.New("no") }))
+	kill(t, db, 1)
+	groups := asJSON(t, db.URL, "jobs", "errors", "--by", "worker")["errors"].([]any)
+	require.Len(t, groups, 2)
+	require.Equal(t, fmt.Sprintf("process %d on %s, version v1.4.2", os.Getpid(), host), groups[0].(map[string]any)["name"])
+	require.EqualValues(t, 2, groups[0].(map[string]any)["jobs"])
+	require.NotContains(t, groups[1], "name", "who ran that attempt is not known")
+	require.Regexp(t, `WORKER`, fine(t, db.URL, "jobs", "errors", "--by", "worker"))
+}

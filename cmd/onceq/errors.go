@@ -42,6 +42,12 @@ var commons = map[string]func(onceq.JobInfo) string{
 	"scope": func(j onceq.JobInfo) string { return j.Scope },
 	"lane":  func(j onceq.JobInfo) string { return j.Lane },
 	"limit": func(j onceq.JobInfo) string { return j.Limit },
+	"worker": func(j onceq.JobInfo) string {
+		if n := len(j.Errors); n > 0 {
+			return whoRan(j.Errors[n-1])
+		}
+		return ""
+	},
 }
 
 func (a *app) errorsCommand() *cobra.Command {

@@ -320,11 +320,18 @@ func ran(e onceq.AttemptError) string {
 	if e.Took >= time.Second {
 		unit = 10 * time.Millisecond
 	}
-	text := fmt.Sprintf(", ran for %s in process %d on %s", took(e.Took.Round(unit)), e.Process, e.Host)
-	if e.Version != "" {
-		text += ", version " + e.Version
+	return fmt.Sprintf(", ran for %s in %s", took(e.Took.Round(unit)), whoRan(e))
+}
+
+// whoRan is the process that ran an attempt; empty if that is not known.
+func whoRan(e onceq.AttemptError) (who string) {
+	if e.Host != "" {
+		who = fmt.Sprintf("process %d on %s", e.Process, e.Host)
 	}
-	return text
+	if e.Version != "" {
+		who += ", version " + e.Version
+	}
+	return who
 }
 
 func mapKeys(m map[string]string) func(func(string) bool) {

@@ -39,7 +39,7 @@ is frozen, or has lost the database. It is trouble if handlers that do not retur
 			if err != nil {
 				return err
 			}
-			t := newTable("HOST", "PROCESS", "STATE", "VERSION", "UP", "SEEN", "QUEUES (SLOTS)", "KINDS").numbers("PROCESS", "UP")
+			t := newTable("HOST", "PROCESS", "STATE", "VERSION", "UP", "SEEN", "QUEUES (SLOTS)", "KINDS", "APPLICATION").numbers("PROCESS", "UP")
 			for _, w := range workers {
 				state := "ok"
 				if w.Stale {
@@ -53,7 +53,7 @@ is frozen, or has lost the database. It is trouble if handlers that do not retur
 				for _, name := range slices.Sorted(maps.Keys(w.Queues)) {
 					queues = append(queues, fmt.Sprintf("%s (%d)", name, w.Queues[name]))
 				}
-				t.add(w.Host, w.Process, state, w.Version, ago(now.Sub(w.Started)), ago(now.Sub(w.Seen))+" ago", strings.Join(queues, ", "), strings.Join(w.Kinds, ", "))
+				t.add(w.Host, w.Process, state, w.Version, ago(now.Sub(w.Started)), ago(now.Sub(w.Seen))+" ago", strings.Join(queues, ", "), strings.Join(w.Kinds, ", "), w.App)
 				if w.Stale || state == "trouble" {
 					t.paint(2, red)
 				}

@@ -79,7 +79,7 @@ func (p *Presence) row() []any {
 	pool.Wait += p.Set.PoolFull() // who waits still is not counted yet
 	stuck, _ := json.Marshal(append([]table.Stuck{}, p.Set.Given()...))
 	raw, _ := json.Marshal(pool) // such types always encode
-	return append(slices.Clone(p.Args), string(stuck), string(raw))
+	return append(slices.Clone(p.Args), string(stuck), string(raw), p.Store.Version)
 }
 
 // Begin starts to write the row.

@@ -25,7 +25,7 @@ func workers(t testing.TB, db *queuetest.DB) []onceqops.WorkerInfo {
 
 func TestWorkers_ARowWhileItRuns(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Version: "v1.4.2"}))
 	batch := onceq.Kind[int]{Name: "batch", Queue: "bulk"}
 	w := start(t, db, onceq.WorkerConfig{
 		Lease:  7 * time.Second,
@@ -39,6 +39,7 @@ func TestWorkers_ARowWhileItRuns(t *testing.T) {
 	require.Equal(t, host, one.Host)
 	require.Equal(t, os.Getpid(), one.Process)
 	require.NotEmpty(t, one.Version)
+	require.Equal(t, "v1.4.2", one.App)
 	require.Equal(t, onceq.SchemaVersion, one.Schema)
 	require.Equal(t, 7*time.Second, one.Lease)
 	require.Equal(t, []string{"batch", "k"}, one.Kinds)

@@ -1073,7 +1073,7 @@ select u.n, p.payload, p.payload_bytes
 with gone as (delete from onceq.workers where id = $1::bigint) select 1;
 
 -- presence.go: WritePresence
-select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb) w;
+select 1 from onceq.be_present($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], $9::text::jsonb, $10::text::jsonb, $11::text) w;
 
 -- promoter.go: AnyCalls
 select exists (select from pg_catalog.generate_series(-1, 15) as s(slot)
