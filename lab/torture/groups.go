@@ -219,7 +219,7 @@ func (h *history) collectGroups(ctx context.Context, pool *pgxpool.Pool) (err er
 // These are mistakes in the library that the checker must find: the end of a member calls nobody, and a promoter lets a job
 // go on without a look at whether a member is unfinished.
 var groupMistakes = map[string]struct{ function, from, to string }{
-	brokenTell:   {"onceq.tell", " as lane from told", " as lane from told where false"},
+	brokenTell:   {"onceq.tell", " into lines from told", " into lines from told where false"},
 	brokenFollow: {"onceq.follow", "where group_id = u.id and state = 0 order by", "where false order by"},
 }
 
