@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/count"
+	"github.com/onceq/onceq/internal/lazytx"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/reap"
 	"github.com/onceq/onceq/internal/rhythm"
@@ -103,24 +104,19 @@ func (r *Reaped) sorts() map[string]*int {
 
 // Run makes passes until ctx ends, and then returns nil. It also counts twice a minute how many jobs of each queue
 // are due (Count.Due). The first pass starts after a random part of Every. A pass that fails is logged and shown by
-// Ops.Health, and the next one starts at its usual time.
+// Ops.Health, and the next one starts at its usual time. After the pool was closed Run returns an error.
 func (r *Reaper) Run(ctx context.Context) error {
 	owner := new(Reaper) // names this call
 	defer r.q.troubles.Ends(owner)
 	var counting sync.WaitGroup
 	defer counting.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	counting.Go(func() { r.countDue(ctx) })
 	wait := rand.N(r.every)
 	var rested time.Time // when the rest after the latest pass is over
 	var last reap.Fences
-	for {
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
-		}
+	for nap.For(ctx, wait, nil) {
 		if wait = r.every + rand.N(r.every/5+1) - r.every/10; time.Now().Before(rested) && !r.reaper.Grown(ctx, last) {
 			continue
 		}
@@ -129,10 +125,13 @@ func (r *Reaper) Run(ctx context.Context) error {
 		switch {
 		case err == nil:
 			r.q.troubles.Works(owner, watch.Reap, "")
+		case lazytx.PoolClosed(err) && ctx.Err() == nil:
+			return fmt.Errorf("onceq: the pool was closed while a Reaper was running: %w", err)
 		case ctx.Err() == nil:
 			r.q.troubles.Fails(owner, watch.Reap, "", err)
 		}
 	}
+	return nil
 }
 
 // countDue writes how many jobs of each queue are due, twice a minute until ctx ends, and less often where

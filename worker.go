@@ -261,11 +261,11 @@ func (w *Worker) tuneQueues(size int) error {
 	return nil
 }
 
-// Run works until ctx ends. Then it stops claiming, waits for running handlers, cancels those that take longer than
-// ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It returns an error if the
-// database cannot be reached at the start, if Check returns an error then, and if handlers did not return
-// although they were cancelled, or their transactions could not be committed within a lease: the connections of their transactions
-// are closed, and their leases run out.
+// Run works until ctx ends. Then it stops claiming, waits for running handlers, cancels those that take longer
+// than ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It returns an
+// error if the database cannot be reached at the start, if Check returns an error then, if the pool is closed
+// meanwhile, and if handlers did not return although they were cancelled, or their transactions could not be
+// committed within a lease: the connections of their transactions are closed, and their leases run out.
 //
 // If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
 // tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout, which counts as 5 s

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -412,6 +414,22 @@ func TestReaperRun(t *testing.T) {
 	if _, err := r.RunOnce(ctx); err == nil {
 		t.Fatal("a pass under an ended context succeeded")
 	}
+}
+
+// It would log an error once a minute for ever otherwise.
+func TestReaperRun_EndsWhenThePoolIsClosed(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
+	require.NoError(t, err)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	r, err := onceq.NewReaper(q, onceq.ReaperConfig{Every: 100 * time.Millisecond})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(t.Context()) }()
+	pool.Close()
+	require.ErrorContains(t, receive(t, ended), "the pool was closed while a Reaper was running")
 }
 
 func TestReaperConfig(t *testing.T) {
