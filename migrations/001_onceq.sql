@@ -1304,22 +1304,22 @@ end
 $cancel_followers$;
 
 -- Leaves notes for the holders of those of the jobs that are live, and returns how many. It looks once: what waits may be let in meanwhile.
-create function {{.schema}}.request_cancels(ids bigint[]) returns bigint
+create function {{.schema}}.request_cancels(ids bigint[], out n bigint)
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $request_cancels$
 #variable_conflict use_column
-declare
-  now timestamptz := statement_timestamp();
-  n   bigint;
 begin
-  insert into {{.schema}}.job_cancels (job_id, requested_at)
-  select l.id, greatest(now, l.created_at)
-    from (select id, created_at from {{.schema}}.jobs where id = any (ids)
-          union all
-          select id, created_at from {{.schema}}.job_waits where id = any (ids)) l
-   order by l.id
-  on conflict (job_id) do update set requested_at = excluded.requested_at;
-  get diagnostics n = row_count;
-  return n;
+  -- A note that is there stays: who has cancelled its job deletes it, and may wait for another one of these.
+  with live as materialized (
+    select id, created_at from {{.schema}}.jobs where id = any (ids)
+    union all
+    select id, created_at from {{.schema}}.job_waits where id = any (ids)
+  ), noted as (
+    insert into {{.schema}}.job_cancels (job_id, requested_at)
+    select l.id, greatest(statement_timestamp(), l.created_at) from live l
+     where not exists (select from {{.schema}}.job_cancels x
+                        where x.job_id = l.id and x.requested_at >= l.created_at offset 0)
+     order by l.id on conflict (job_id) do update set requested_at = excluded.requested_at
+  ) select count(*) into n from live;
 end
 $request_cancels$;
 

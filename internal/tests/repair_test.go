@@ -812,6 +812,57 @@ func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_cancels`))
 }
 
+// One of two calls in transactions of the caller's has cancelled a job that somebody had asked for before, and is about to
+// ask for another one, which runs. The second call asks for both, and waits for no note of the first one.
+func TestCancelMany_TwoThatAskForTheSameJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+		if strings.Contains(sql, "request_cancels(") {
+			close(reached)
+			<-goOn
+		}
+	}}
+	held, err := pgxpool.NewWithConfig(ctx, cfg)
+	require.NoError(t, err)
+	t.Cleanup(held.Close)
+	running, free := repairEnqueue(t, db, onceq.Job{}), repairEnqueue(t, db, onceq.Job{})
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 1, Lease: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, running, leases[0].ID)
+	repairExec(t, db, `insert into onceq.job_cancels values ($1, now())`, free)
+
+	type answer struct {
+		cancelled, asked int
+		err              error
+	}
+	cancel := func(pool *pgxpool.Pool) (pid uint32, to chan answer) {
+		tx, err := pool.Begin(ctx)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		to = make(chan answer, 1)
+		go func() {
+			var a answer
+			a.cancelled, a.asked, a.err = onceqops.New(q).CancelMany(ctx, tx, onceqops.Filter{IDs: []int64{running, free}})
+			a.err = cmp.Or(a.err, tx.Commit(ctx))
+			to <- a
+		}()
+		return tx.Conn().PgConn().PID(), to
+	}
+	_, first := cancel(held)
+	<-reached
+	pid, second := cancel(db.Pool)
+	eventually(t, "the second one has ended, or waits", func() bool {
+		return len(second) > 0 || sqlOne[bool](t, db, `select exists (select from pg_locks where pid = $1 and not granted)`, pid)
+	})
+	close(goOn)
+	require.Equal(t, answer{cancelled: 1, asked: 1}, receive(t, first))
+	require.Equal(t, answer{asked: 2}, receive(t, second))
+}
+
 // Calls for many jobs in transactions of the caller's keep to one order, whatever each of them chooses. first is a call that has
 // more than one part; it stands between two parts until then, of another transaction, waits or has ended. before is what that
 // transaction has done already.
