@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/enqueue"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
@@ -82,10 +83,6 @@ func (r DeadRule) String() string {
 // MarshalText returns the rule's name. It is used for JSON too.
 func (r DeadRule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-const followMark = table.LineSep // a job with this as its lane in an insert waits for others
-
-const memberBit = 1 << 2 // of lane_rule: the job's end must be told
-
 // checkAfter refuses what After cannot be.
 func (j *Job) checkAfter() error {
 	follows := j.follows || len(j.After) > 0
@@ -121,22 +118,14 @@ func (r JobRef) check(field string) error {
 	return cmp.Or(checkName(field+".Scope", r.Scope, MaxScopeBytes), checkName(field+".Key", r.Key, MaxKeyBytes))
 }
 
-// link is one row of job_members that is to be written.
-type link struct {
-	group, job int64
-	fresh      bool   // the job was enqueued in this transaction, with the bit
-	state      State  // what the job's key says of it if there is no other trace of the job; 0 for nothing
-	result     string // the same
-}
-
 // resolved is what the After of one job in a call means: the ids, or the places of earlier jobs in the same call.
 type resolved struct {
-	links []link // without group
+	links []enqueue.Link // without group
 	here  []int
 }
 
 // resolveAfter finds the jobs that those in a call wait for, before anything is written. It returns nil if no job waits.
-func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, all []encoded) ([]resolved, error) {
+func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, rows []enqueue.Row) ([]resolved, error) {
 	if !slices.ContainsFunc(jobs, func(j Job) bool { return len(j.After) > 0 }) {
 		return nil, nil
 	}
@@ -148,7 +137,7 @@ func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, all []encode
 	for i := range jobs {
 		for k, ref := range jobs[i].After {
 			if ref.ID != 0 {
-				found[i].links = append(found[i].links, link{job: ref.ID})
+				found[i].links = append(found[i].links, enqueue.Link{Job: ref.ID})
 				continue
 			}
 			if at, ok := own[ref]; ok {
@@ -157,27 +146,27 @@ func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, all []encode
 			}
 			asked, scopes, keys = append(asked, place{i, k}), append(scopes, ref.Scope), append(keys, ref.Key)
 		}
-		if e := &all[i]; e.key != "" {
-			own[JobRef{Scope: e.header.scope, Key: e.key}] = i
+		if r := &rows[i]; r.Key != "" {
+			own[JobRef{Scope: r.Header.Scope, Key: r.Key}] = i
 		}
 	}
 	field := func(p place) string { return afterField(len(jobs), p.job, p.ref) }
 	var last int64
-	err := q.store.Send(ctx, db, pg.AsIs, stmt.ReadRefs, []any{scopes, keys}, pg.Each(func(rows pgx.Rows) error {
+	err := q.store.Send(ctx, db, pg.AsIs, stmt.ReadRefs, []any{scopes, keys}, pg.Each(func(read pgx.Rows) error {
 		var n int64
 		var id *int64
-		var state *fenceState
-		l := link{}
-		if err := rows.Scan(&n, &id, &state, &l.result, &last); err != nil || n == 0 {
+		var state *table.FenceState
+		l := enqueue.Link{}
+		if err := read.Scan(&n, &id, &state, &l.Result, &last); err != nil || n == 0 {
 			return err
 		}
 		p := asked[n-1]
 		if id == nil {
-			e := &all[p.job]
-			return noSuchJob(field(p), jobs[p.job].After[p.ref], JobRef{Scope: e.header.scope, Key: e.key}, own)
+			r := &rows[p.job]
+			return noSuchJob(field(p), jobs[p.job].After[p.ref], JobRef{Scope: r.Header.Scope, Key: r.Key}, own)
 		}
-		if l.job = *id; state.job(nil).Finished() {
-			l.state = state.job(nil)
+		if l.Job = *id; state.Job(nil).Finished() {
+			l.State = state.Job(nil)
 		}
 		found[p.job].links = append(found[p.job].links, l)
 		return nil
@@ -217,47 +206,21 @@ func afterField(jobs, job, ref int) string {
 	return fmt.Sprintf("jobs[%d].After[%d]", job, ref)
 }
 
-// linkFollowers writes what the jobs in a call wait for that were accepted.
-func linkFollowers(ctx context.Context, q *Queue, db DB, found []resolved, results []Result) error {
-	var links []link
+// linksOf gives what the jobs in a call wait for that were accepted.
+func linksOf(found []resolved, answers []enqueue.Answer) (links []enqueue.Link) {
 	for i, f := range found {
-		if results[i].Duplicate || results[i].ID == 0 {
+		if answers[i].Duplicate || answers[i].ID == 0 {
 			continue
 		}
 		for _, l := range f.links {
-			l.group = results[i].ID
+			l.Group = answers[i].ID
 			links = append(links, l)
 		}
 		for _, at := range f.here {
-			links = append(links, linkTo(results[i].ID, results[at], false))
+			links = append(links, enqueue.LinkTo(answers[i].ID, answers[at], false))
 		}
 	}
-	return q.link(ctx, db, links)
-}
-
-// linkTo makes a member of what an enqueue has answered.
-func linkTo(group int64, r Result, member bool) link {
-	l := link{group: group, job: r.ID, fresh: member && !r.Duplicate}
-	if r.State.Finished() {
-		l.state, l.result = r.State, string(r.Output)
-	}
-	return l
-}
-
-// link writes rows of job_members.
-func (q *Queue) link(ctx context.Context, db DB, links []link) error {
-	if len(links) == 0 {
-		return nil
-	}
-	n := len(links)
-	groups, jobs, fresh, states, results := make([]int64, n), make([]int64, n), make([]bool, n), make([]int16, n), make([]string, n)
-	for i, l := range links {
-		groups[i], jobs[i], fresh[i], states[i], results[i] = l.group, l.job, l.fresh, int16(l.state), l.result
-	}
-	if err := q.store.Send(ctx, db, pg.AsIs, stmt.InsertMembers, []any{groups, jobs, fresh, states, results}, pg.NoRows); err != nil {
-		return fmt.Errorf("onceq: enqueue: what a job waits for: %w", q.store.Told(err))
-	}
-	return nil
+	return links
 }
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps

@@ -73,14 +73,14 @@ func (q *Queue) Event(ctx context.Context, db DB, scope, key string) (payload js
 		return nil, false, err
 	}
 	var raw string
-	var state fenceState
+	var state table.FenceState
 	var free bool
 	switch err := q.store.QueryRow(ctx, db, stmt.ReadFence, []any{int16(classEvent), scope, key}, &state, nil, nil, nil, nil, nil, &raw, nil, &free, nil, nil, nil); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, false, nil
 	case err != nil:
 		return nil, false, fmt.Errorf("onceq: reading an event: %w", err)
-	case state != fenceCompleted || free:
+	case state != table.FenceCompleted || free:
 		return nil, false, nil
 	}
 	return json.RawMessage(raw), true, nil

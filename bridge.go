@@ -63,7 +63,8 @@ func (forOps) Redrive(ctx context.Context, q *Queue, db DB, ids []int64, states 
 }
 
 func (forOps) Taken(ctx context.Context, q *Queue, db DB, scope, key string) (Result, error) {
-	return q.taken(ctx, db, scope, key)
+	a, err := q.intake.Taken(ctx, db, scope, key)
+	return resultOf(a), err
 }
 
 func (forOps) Groups(ctx context.Context, q *Queue, db DB, after int64, limit int, one int64, members bool,

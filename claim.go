@@ -364,7 +364,7 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, lease time.Duration, n *int64
 	if !now.IsZero() {
 		h.Waited = max(0, now.Sub(l.dueAt()))
 	}
-	l.Lane, h.Member = table.OrZero(lane), table.OrZero(rule)&memberBit != 0
+	l.Lane, h.Member = table.OrZero(lane), table.OrZero(rule)&table.MemberBit != 0
 	if strings.Contains(l.Lane, table.LineSep) {
 		var slotted bool
 		if l.Lane, l.Limit, l.Weight, slotted = table.SplitPath(l.Lane); slotted {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Errors without fields. The typed errors below match theirs with errors.Is.
@@ -32,7 +33,7 @@ var (
 
 	// ErrKeyUnsettled: a key was neither free nor readable in ten tries in a row. Either it is taken and freed very often,
 	// or row security hides its row from this role.
-	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
+	ErrKeyUnsettled = table.ErrKeyUnsettled
 
 	// ErrNameUsed: Once or Sleep was called twice with the same name in one run, or Await again after its time-out, and the second call did nothing.
 	ErrNameUsed = errors.New("onceq: name used twice in one run")
@@ -66,7 +67,7 @@ var (
 // complete, and then leaves no record; any other end is an ErrIDTaken too, and so is an effect (Once) that the older job has
 // too, and a Move to a queue in which another job that had the id has an effect of the same name. The newer job then runs again until somebody has discarded the older one. That one can be redriven when the newer
 // one is gone.
-var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
+var ErrIDTaken = table.ErrIDTaken
 
 // InvalidError says which input was refused before anything was sent to the database, and why.
 type InvalidError struct {
@@ -325,7 +326,7 @@ func means(schema string, err error) error {
 		return noDB{}
 	}
 	var pgErr *pgconn.PgError
-	isTaken := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || sameID(pgErr))
+	isTaken := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || pg.SameID(pgErr))
 	if isTaken && !errors.Is(err, ErrIDTaken) {
 		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
 	}
@@ -333,9 +334,4 @@ func means(schema string, err error) error {
 		return err
 	}
 	return &tablesMissing{&SchemaError{Schema: schema, Want: SchemaVersion}, err}
-}
-
-// sameID reports that a job with the id exists. Citus names a part of the table, and that in the message alone.
-func sameID(err *pgconn.PgError) bool {
-	return err.Code == "23505" && (err.ConstraintName == "jobs_pkey" || err.ConstraintName == "" && strings.Contains(err.Message, `"jobs_pkey_`))
 }

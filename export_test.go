@@ -12,6 +12,7 @@ import (
 	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 )
 
@@ -46,7 +47,7 @@ func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) er
 func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, leases []*Lease) (left []*Lease, err error) {
 	batch := make([]finish.Outcome, len(leases))
 	for i, l := range leases {
-		batch[i] = finish.Outcome{Hold: &l.hold, State: finish.Completed}
+		batch[i] = finish.Outcome{Hold: &l.hold, State: table.StateCompleted}
 	}
 	_, open, err := q.finish(ctx, db, pg.Waiting(patience), batch)
 	for _, o := range open {
@@ -87,8 +88,8 @@ func (q *Queue) AskedNow() {
 
 // WasQuiet reports whether Enqueue has ever found that nobody waits for the queue.
 func (q *Queue) WasQuiet(queue string) bool {
-	_, found := q.quiet.Load(queue)
-	return found || q.allQuiet.Load() != 0
+	_, found := q.intake.Quiet.Load(queue)
+	return found || q.intake.AllQuiet.Load() != 0
 }
 
 // Extend extends a lease as a worker over the same pool does in a beat, and returns when that has ended. The worker's leases last so

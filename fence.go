@@ -29,24 +29,6 @@ func (l *Lease) effectMark() []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
 
-// job gives the State of the job that a fence belongs to; live is table.JobState's answer.
-func (s fenceState) job(live *int16) State {
-	switch s {
-	case fenceCompleted:
-		return StateCompleted
-	case fenceDead:
-		return StateDead
-	case fenceCancelled:
-		return StateCancelled
-	case fenceHeld, fenceUncertain:
-		return StateHeld
-	}
-	if live == nil {
-		return 0
-	}
-	return State(*live)
-}
-
 // FenceSpec names one unit of work outside jobs.
 type FenceSpec struct {
 	Class Class  // ClassApplication (the default) or ClassRequest
@@ -258,7 +240,7 @@ func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, e
 	ok, err := c.send(ctx, stmt.TakeFence, args...)
 	if ok && doubt == running {
 		c.doubtful = r.detail
-		if r.state == fenceClaimed { // nobody has reported it yet
+		if r.state == table.FenceClaimed { // nobody has reported it yet
 			c.f.emit(ctx, EventUncertain, c.Token, c.f.uncertain(r.detail, nil))
 		}
 	}
@@ -283,7 +265,7 @@ func (f *Fence) hold(ctx context.Context, db DB, r fenceRow) error {
 
 // fenceRow is the row of a taken fence.
 type fenceRow struct {
-	state       fenceState
+	state       table.FenceState
 	token       int64
 	until       time.Time
 	since, now  time.Time
@@ -301,10 +283,10 @@ func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	if until != nil {
 		r.until = *until
 	}
-	if r.state == fenceClaimed && r.detail == "" {
+	if r.state == table.FenceClaimed && r.detail == "" {
 		r.detail = fmt.Sprintf("the claim under token %d ran out of its lease without an outcome", r.token)
 	}
-	if f.class == classEffect && r.state == fenceCompleted {
+	if f.class == classEffect && r.state == table.FenceCompleted {
 		r.free = false // its job still runs, so its window has not begun, whatever the row says
 	}
 	return r, err

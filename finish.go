@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
@@ -176,7 +177,7 @@ func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
 
 // Release gives the job back at once, as if it had not been claimed. It spends no attempt.
 func (l *Lease) Release(ctx context.Context) error {
-	return l.end(ctx, "release", finish.Outcome{Hold: &l.hold, State: finish.Waiting})
+	return l.end(ctx, "release", finish.Outcome{Hold: &l.hold, State: table.StateWaiting})
 }
 
 func (l *Lease) end(ctx context.Context, op string, o finish.Outcome) error {
@@ -225,15 +226,15 @@ func (q *Queue) wrote(ctx context.Context, o finish.Outcome, ok bool) {
 func (q *Queue) finished(ctx context.Context, o finish.Outcome, stale bool) {
 	t := EventCompleted
 	switch {
-	case stale && o.State == finish.Completed:
+	case stale && o.State == table.StateCompleted:
 		t = EventStale
 	case stale:
 		t = EventLeaseLost
-	case o.State == finish.Dead:
+	case o.State == table.StateDead:
 		t = EventDead
-	case o.State == finish.Cancelled:
+	case o.State == table.StateCancelled:
 		t = EventCancelled
-	case o.State == finish.Held:
+	case o.State == table.StateHeld:
 		t = EventHeld
 	case o.Spend:
 		t = EventFailed
@@ -241,7 +242,7 @@ func (q *Queue) finished(ctx context.Context, o finish.Outcome, stale bool) {
 		t = EventDeferred
 	case o.Asked:
 		t = EventSnoozed
-	case o.State == finish.Waiting:
+	case o.State == table.StateWaiting:
 		t = EventReleased
 	}
 	q.waits.ended(o.Hold.ID) // or the job runs again

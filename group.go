@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/enqueue"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
@@ -37,21 +38,16 @@ type Group struct {
 // then waits for the jobs that have the keys, too: the caller decides whether to commit or to roll back.
 func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job) (g Group, err error) {
 	jobs := append(slices.Clone(members), then)
-	if q.enqueuing != nil {
-		var done func(error)
-		if ctx, done, err = q.beforeEnqueue(ctx, jobs); err != nil {
-			return Group{}, err
-		}
-		defer func() { done(err) }()
-	}
-	if db == nil {
-		return Group{}, errNoDB
+	ctx, done, err := q.beforeEnqueue(ctx, db, jobs)
+	defer func() { done(err) }()
+	if err != nil {
+		return Group{}, err
 	}
 	c, err := encodeGroup(jobs)
 	if err != nil {
 		return Group{}, err
 	}
-	if _, err := resolveAfter(ctx, q, db, c.members, c.all); err != nil {
+	if _, err := resolveAfter(ctx, q, db, c.members, c.rows); err != nil {
 		return Group{}, inField(err, "jobs[", "members[")
 	}
 	begin, err := mustOpen(ctx, db)
@@ -69,8 +65,8 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	case err != nil && begin != nil:
 		g.Then = Result{} // it was rolled back, and enqueueMany has left only duplicates of the others
 	}
-	q.enqueuedMany(ctx, []encoded{c.last}, []Result{g.Then})
-	q.enqueuedMany(ctx, c.all, g.Members)
+	q.enqueuedMany(ctx, []enqueue.Row{c.last}, []Result{g.Then})
+	q.enqueuedMany(ctx, c.rows, g.Members)
 	return g, err
 }
 
@@ -78,10 +74,10 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 type groupCall struct {
 	members []Job
 	then    Job
-	all     []encoded // the members
-	sorted  []int     // by their keys
-	keyed   bool      // some have keys
-	last    encoded   // then
+	rows    []enqueue.Row // the members
+	sorted  []int         // by their keys
+	keyed   bool          // some have keys
+	last    enqueue.Row   // then
 }
 
 // encodeGroup encodes the members and, as the last of jobs, the one that waits for them.
@@ -91,7 +87,7 @@ func encodeGroup(jobs []Job) (c groupCall, err error) {
 		c.members[i].member = true
 	}
 	c.then.follows = true
-	if c.all, c.sorted, c.keyed, err = encodeMany(c.members); err != nil {
+	if c.rows, c.sorted, c.keyed, err = encodeMany(c.members); err != nil {
 		return c, inField(err, "jobs[", "members[")
 	}
 	c.last, err = c.then.encode()
@@ -107,16 +103,16 @@ func encodeGroup(jobs []Job) (c groupCall, err error) {
 
 // checkKeys refuses members that have, or wait for, the key of the job that waits for them.
 func (c *groupCall) checkKeys() error {
-	if c.last.key == "" {
+	if c.last.Key == "" {
 		return nil
 	}
-	for i := range c.all {
-		if c.all[i].key != "" && c.all[i].compareKey(&c.last) == 0 {
+	for i := range c.rows {
+		if c.rows[i].Key != "" && enqueue.CompareKeys(&c.rows[i], &c.last) == 0 {
 			return invalid(fmt.Sprintf("members[%d].Key", i),
 				"is that of the job that waits for the members; give one of them another key")
 		}
 		for n, ref := range c.members[i].After {
-			if ref.ID == 0 && ref.Key == c.last.key && ref.Scope == c.last.header.scope {
+			if ref.ID == 0 && ref.Key == c.last.Key && ref.Scope == c.last.Header.Scope {
 				return invalid(fmt.Sprintf("members[%d].After[%d]", i, n),
 					"names %s, which is that of the job that waits for the members; both would wait for ever", ref)
 			}
@@ -128,21 +124,21 @@ func (c *groupCall) checkKeys() error {
 // enqueue enqueues the job that waits, then the members, and links them. refused says which keys different
 // work has taken.
 func (c *groupCall) enqueue(ctx context.Context, q *Queue, db DB, own bool) (g Group, refused, err error) {
-	first, err := q.enqueueMany(ctx, db, []Job{c.then}, []encoded{c.last}, nil, c.last.key != "", own)
+	first, err := q.enqueueMany(ctx, db, []Job{c.then}, []enqueue.Row{c.last}, nil, c.last.Key != "", own)
 	if len(first) > 0 {
 		g.Then = first[0]
 	}
 	if err != nil || g.Then.Duplicate {
 		return g, nil, err
 	}
-	if g.Members, refused = q.enqueueMany(ctx, db, c.members, c.all, c.sorted, c.keyed, own); g.Members == nil {
+	if g.Members, refused = q.enqueueMany(ctx, db, c.members, c.rows, c.sorted, c.keyed, own); g.Members == nil {
 		return g, nil, refused
 	}
-	links := make([]link, len(c.members))
+	links := make([]enqueue.Link, len(c.members))
 	for i, r := range g.Members {
-		links[i] = linkTo(g.Then.ID, r, true)
+		links[i] = enqueue.LinkTo(g.Then.ID, answerOf(r), true)
 	}
-	return g, refused, cmp.Or(q.link(ctx, db, links), refused)
+	return g, refused, cmp.Or(q.intake.WriteLinks(ctx, db, links), refused)
 }
 
 // inField renames the field of an *InvalidError.
@@ -156,7 +152,7 @@ func inField(err error, from, to string) error {
 
 // refuseCycles refuses jobs as members of groups that wait for these groups themselves, because all of them would wait for
 // ever: those whose keys or whose After say so. It writes nothing.
-func refuseCycles(ctx context.Context, q *Queue, db DB, groups []int64, jobs []Job, all []encoded) error {
+func refuseCycles(ctx context.Context, q *Queue, db DB, groups []int64, jobs []Job, rows []enqueue.Row) error {
 	var fields []string
 	var ids []int64
 	var scopes, keys []string
@@ -164,8 +160,8 @@ func refuseCycles(ctx context.Context, q *Queue, db DB, groups []int64, jobs []J
 		fields, ids, scopes, keys = append(fields, field), append(ids, ref.ID), append(scopes, ref.Scope), append(keys, ref.Key)
 	}
 	for i := range jobs {
-		if e := &all[i]; e.key != "" {
-			add(fmt.Sprintf("jobs[%d].Key", i), JobRef{Scope: e.header.scope, Key: e.key})
+		if r := &rows[i]; r.Key != "" {
+			add(fmt.Sprintf("jobs[%d].Key", i), JobRef{Scope: r.Header.Scope, Key: r.Key})
 		}
 		for n, ref := range jobs[i].After {
 			add(fmt.Sprintf("jobs[%d].After[%d]", i, n), ref)
@@ -199,20 +195,15 @@ func refuseCycles(ctx context.Context, q *Queue, db DB, groups []int64, jobs []J
 func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []Result, err error) {
 	q := l.q
 	jobs = slices.Clone(jobs)
-	if q.enqueuing != nil {
-		var done func(error)
-		if ctx, done, err = q.beforeEnqueue(ctx, jobs); err != nil {
-			return nil, err
-		}
-		defer func() { done(err) }()
-	}
-	if db == nil {
-		return nil, errNoDB
+	ctx, done, err := q.beforeEnqueue(ctx, db, jobs)
+	defer func() { done(err) }()
+	if err != nil {
+		return nil, err
 	}
 	for i := range jobs {
 		jobs[i].member = true
 	}
-	all, sorted, keyed, err := encodeMany(jobs)
+	rows, sorted, keyed, err := encodeMany(jobs)
 	if err != nil {
 		return nil, err
 	}
@@ -226,25 +217,25 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 		if err != nil {
 			return err
 		}
-		if err := refuseCycles(ctx, q, db, groups, jobs, all); err != nil {
+		if err := refuseCycles(ctx, q, db, groups, jobs, rows); err != nil {
 			return err
 		}
-		if results, err = q.enqueueMany(ctx, db, jobs, all, sorted, keyed, begin != nil); results == nil {
+		if results, err = q.enqueueMany(ctx, db, jobs, rows, sorted, keyed, begin != nil); results == nil {
 			return err
 		}
-		var links []link
+		var links []enqueue.Link
 		for _, group := range groups {
 			for _, r := range results {
-				links = append(links, linkTo(group, r, true))
+				links = append(links, enqueue.LinkTo(group, answerOf(r), true))
 			}
 		}
 		refused = err
-		return cmp.Or(q.link(ctx, db, links), refused)
+		return cmp.Or(q.intake.WriteLinks(ctx, db, links), refused)
 	})
 	if err != nil && refused == nil {
 		results = nil
 	}
-	q.enqueuedMany(ctx, all, results)
+	q.enqueuedMany(ctx, rows, results)
 	return results, err
 }
 

@@ -197,7 +197,7 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 	}
 	i := JobInfo{Scope: scope, Key: key}
 	for range table.SettleTries {
-		var state fenceState
+		var state table.FenceState
 		var finished *time.Time
 		var result string
 		args := []any{int16(classJob), scope, key}
@@ -217,7 +217,7 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}
-		if i.State = state.job(nil); i.State == 0 {
+		if i.State = State(state.Job(nil)); i.State == 0 {
 			continue // the job finished between the two statements; the fence now says how
 		}
 		if i.FinishedAt = table.OrZero(finished); result != "" {

@@ -30,16 +30,6 @@ import (
 // (internal/slot): otherwise all those that an outage held up would start at once. What starts late in that time is paid by the
 // burst: slots are so far apart that no window of starts has more than the burst and what the rate allows.
 
-// lineOf gives the line in which a job with that path begins to wait, and the path as job_waits has it.
-func lineOf(path string) (line string, full *string) {
-	lane, rest, _ := strings.Cut(path, table.LineSep)
-	if rest == "" {
-		return lane, nil
-	}
-	limit, _, _ := strings.Cut(rest, table.LineSep)
-	return cmp.Or(lane, limit), &path
-}
-
 // Limit says how many jobs of a limit may be live at once, and how many may start in a time. Jobs have to keep to both. The
 // zero Limit lets no more jobs in; those that were let in before still start.
 //

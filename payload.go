@@ -3,57 +3,27 @@ package onceq
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onceq/onceq/internal/fingerprint"
+	"github.com/onceq/onceq/internal/enqueue"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/jsonb"
-	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
-
-// encoded is a job ready for the database.
-type encoded struct {
-	header      *header
-	key         string
-	lane        string // family/name; "" for none
-	json        string // "" where bytes are set
-	bytes       []byte
-	fingerprint []byte // with a key
-}
-
-// header is what jobs in a call to EnqueueMany have in common; usually there is one.
-type header struct {
-	queue, kind, scope, metadata string // metadata: "" for none
-	priority, maxAttempts        int
-	at                           time.Time
-	delay                        time.Duration
-	lifetime                     int64
-	laneRule                     LaneRule // with memberBit
-	follows                      bool     // the job waits for others
-	ifDead                       DeadRule
-}
 
 // encoder encodes jobs, one after the other. What a job has in common with the one before is checked once, and what is
 // made for them shares its memory.
 type encoder struct {
-	header  *header // of the latest job
+	header  *enqueue.Header // of the latest job
 	marshal func(any) ([]byte, error)
-	texts   strings.Builder // JSON; the jobs' own strings are parts of it
-	marks   []byte          // fingerprints, in the same way
-	content []byte          // of the latest fingerprint
+	memory  enqueue.Memory
 }
 
 // newEncoder returns an encoder for many jobs.
@@ -68,14 +38,14 @@ func newEncoder() *encoder {
 }
 
 // encode checks a job and gives it as the database gets it.
-func (j *Job) encode() (e encoded, err error) {
+func (j *Job) encode() (r enqueue.Row, err error) {
 	c := encoder{marshal: json.Marshal}
-	err = c.encode(&e, j, nil)
-	return e, err
+	err = c.encode(&r, j, nil)
+	return r, err
 }
 
 // encode encodes a job. before is the one that was encoded before it; nil for the first.
-func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
+func (c *encoder) encode(r *enqueue.Row, j, before *Job) (err error) {
 	if j.bad != nil {
 		return j.bad
 	}
@@ -84,11 +54,11 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 			return err
 		}
 	}
-	if e.key = j.Key; e.key != "" || j.keyed {
-		if e.key == "" {
+	if r.Key = j.Key; r.Key != "" || j.keyed {
+		if r.Key == "" {
 			return invalid("Key", "is empty, and each job of kind %q has one (Kind.Key, EnqueueUnique)", j.Kind)
 		}
-		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
+		if err := checkName("Key", r.Key, MaxKeyBytes); err != nil {
 			return err
 		}
 	}
@@ -97,14 +67,18 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 			return err
 		}
 	}
-	if e.lane, err = j.lane(); err != nil {
+	r.May = int16(j.Replace)
+	if j.Window == UntilStarted {
+		r.May |= enqueue.MayWait
+	}
+	if r.Lane, err = j.lane(); err != nil {
 		return err
 	}
 	if err := j.checkAfter(); err != nil {
 		return err
 	}
-	e.header = c.header
-	return c.addPayload(e, j)
+	r.Header = c.header
+	return c.addPayload(r, j)
 }
 
 // sameHeader reports whether checked finds the same in both jobs. It may say no where they are the same.
@@ -117,54 +91,54 @@ func (j *Job) sameHeader(o *Job) bool {
 }
 
 // checked checks everything but the key and the payload, and fills in what is not set.
-func (j *Job) checked() (*header, error) {
-	h := &header{
-		kind: j.Kind, queue: cmp.Or(j.Queue, DefaultQueue), scope: j.Scope,
-		laneRule: j.LaneRule, follows: j.follows || len(j.After) > 0, ifDead: j.IfDead,
-		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
+func (j *Job) checked() (*enqueue.Header, error) {
+	h := &enqueue.Header{
+		Kind: j.Kind, Queue: cmp.Or(j.Queue, DefaultQueue), Scope: j.Scope,
+		LaneRule: int16(j.LaneRule), Follows: j.follows || len(j.After) > 0, IfDead: int16(j.IfDead),
+		At: j.RunAt, Delay: j.Delay, Priority: int(j.Priority), MaxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
 	}
 	if j.member {
-		h.laneRule |= memberBit
+		h.LaneRule |= table.MemberBit
 	}
-	if err := checkName("Kind", h.kind, MaxNameBytes); err != nil {
+	if err := checkName("Kind", h.Kind, MaxNameBytes); err != nil {
 		return nil, err
 	}
-	if err := checkName("Queue", h.queue, MaxNameBytes); err != nil {
+	if err := checkName("Queue", h.Queue, MaxNameBytes); err != nil {
 		return nil, err
 	}
 	if err := j.checkScope(h); err != nil {
 		return nil, err
 	}
-	if !h.at.IsZero() && h.delay != 0 {
+	if !h.At.IsZero() && h.Delay != 0 {
 		return nil, invalid("RunAt", "and Delay are both set; use one")
 	}
 	var err error
-	if h.at, err = storedTime("RunAt", h.at); err != nil {
+	if h.At, err = storedTime("RunAt", h.At); err != nil {
 		return nil, err
 	}
-	if h.delay < 0 {
+	if h.Delay < 0 {
 		return nil, invalid("Delay", "is negative")
 	}
-	h.delay = roundedUp(h.delay, time.Microsecond)
-	if h.priority < int(PriorityHigh) || h.priority > int(PriorityLow) {
-		return nil, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", h.priority)
+	h.Delay = roundedUp(h.Delay, time.Microsecond)
+	if h.Priority < int(PriorityHigh) || h.Priority > int(PriorityLow) {
+		return nil, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", h.Priority)
 	}
-	if h.maxAttempts < 0 || h.maxAttempts > math.MaxInt16 {
-		return nil, invalid("MaxAttempts", "is %d; 1 to %d is possible", h.maxAttempts, math.MaxInt16)
+	if h.MaxAttempts < 0 || h.MaxAttempts > math.MaxInt16 {
+		return nil, invalid("MaxAttempts", "is %d; 1 to %d is possible", h.MaxAttempts, math.MaxInt16)
 	}
-	if h.lifetime, err = lifetime("Window", j.Window); err != nil {
+	if h.Lifetime, err = lifetime("Window", j.Window); err != nil {
 		return nil, err
 	}
 	return h, j.addMetadata(h)
 }
 
 // checkScope checks what goes with a key, and refuses it without one.
-func (j *Job) checkScope(h *header) error {
+func (j *Job) checkScope(h *enqueue.Header) error {
 	switch {
 	case j.Key != "" || j.keyed:
-		h.scope = cmp.Or(h.scope, h.kind)
-		return checkName("Scope", h.scope, MaxScopeBytes)
-	case h.scope != "":
+		h.Scope = cmp.Or(h.Scope, h.Kind)
+		return checkName("Scope", h.Scope, MaxScopeBytes)
+	case h.Scope != "":
 		return invalid("Scope", "is set without a Key")
 	case j.Window != 0:
 		return invalid("Window", "is set without a Key, and says how long a key stays taken; set a Key, or no Window")
@@ -184,7 +158,7 @@ func ownTimeout(text string) time.Duration {
 }
 
 // addMetadata encodes the metadata, with the time-out.
-func (j *Job) addMetadata(h *header) error {
+func (j *Job) addMetadata(h *enqueue.Header) error {
 	all := j.Metadata
 	switch {
 	case j.Timeout < 0 && j.Timeout != NoTimeout:
@@ -212,72 +186,23 @@ func (j *Job) addMetadata(h *header) error {
 	if _, err := jsonb.Scan(raw, false, nil); err != nil {
 		return invalid("Metadata", "%v", err)
 	}
-	h.metadata = string(raw)
+	h.Metadata = string(raw)
 	return nil
 }
 
 // addPayload encodes the payload, and makes the fingerprint of a job with a key.
-func (c *encoder) addPayload(e *encoded, j *Job) error {
+func (c *encoder) addPayload(r *enqueue.Row, j *Job) error {
 	raw, isJSON, err := encodePayload("Payload", j.Payload, c.marshal)
-	if err != nil {
-		return err
-	}
-	compare := e.key != "" && !j.IgnorePayload
-	var content []byte
 	switch {
+	case err != nil:
+		return err
 	case !isJSON && j.Fields != nil:
 		return invalid("Fields", "are named, but the Payload is bytes")
-	case compare && isJSON:
-		c.content = append(slices.Grow(c.content[:0], len(raw)+16), fingerprint.FormJSON)
-		content, err = jsonb.AppendCanonical(c.content, raw, j.Fields)
-		c.content = content
-	case compare:
-		content = append(append(c.content[:0], fingerprint.FormBytes), raw...)
-		c.content = content
-	case isJSON:
-		_, err = jsonb.Scan(raw, false, j.Fields)
 	}
-	if err != nil {
+	if err := c.memory.Add(r, raw, isJSON, r.Key != "" && !j.IgnorePayload, j.Fields); err != nil {
 		return invalid("Payload", "%v", err)
 	}
-	if isJSON {
-		e.json = c.text(raw)
-	} else {
-		e.bytes = raw
-	}
-	if e.key != "" {
-		e.fingerprint = c.mark(e.header, content)
-	}
 	return nil
-}
-
-// newBlock is how large the next part of a memory should be of which need bytes are wanted, and which has had had. It grows
-// for many jobs, and is no larger than needed for one.
-func newBlock(need, had int) int { return max(need, min(2*had, 32<<10)) }
-
-// text keeps a text. It moves nothing that it has kept before.
-func (c *encoder) text(raw []byte) string {
-	if had := c.texts.Cap(); had-c.texts.Len() < len(raw) {
-		c.texts.Reset()
-		c.texts.Grow(newBlock(len(raw), had))
-	}
-	at := c.texts.Len()
-	c.texts.Write(raw)
-	return c.texts.String()[at:]
-}
-
-// mark makes and keeps a job's fingerprint.
-func (c *encoder) mark(h *header, content []byte) []byte {
-	kind := h.kind
-	if kind == h.scope {
-		kind = ""
-	}
-	if need, had := fingerprint.Bytes+len(kind), cap(c.marks); had-len(c.marks) < need {
-		c.marks = make([]byte, 0, newBlock(need, had))
-	}
-	at := len(c.marks)
-	c.marks = fingerprint.Append(c.marks, kind, content)
-	return slices.Clip(c.marks[at:])
 }
 
 // marshalFault says why a value does not encode, without the value, which the error may quote.
@@ -332,52 +257,36 @@ func encodePayload(field string, payload any, marshal func(any) ([]byte, error))
 	return raw, isJSON, nil
 }
 
-// A mismatch says what differs. Only for a mismatch is the first job's payload read, if it still exists.
+// Replace says what a job changes in the job that has its key already, if nobody has started that one: see Job.Replace.
+type Replace uint8
 
-// refusal is a job whose key is taken by different work.
-type refusal struct {
-	err *MismatchError
-	job *encoded
-	as  []string // Job.Fields
-}
+// What can be replaced. Both together: ReplacePayload | ReplaceTime.
+const (
+	ReplacePayload Replace = 1 << iota // the payload and the metadata, and with them what later jobs with the key are compared with
+	ReplaceTime                        // when it is due: RunAt or Delay count from this call, and without them it is due now
+)
 
-// explain fills in the differences between the jobs that were refused and those that have their keys.
-func (q *Queue) explain(ctx context.Context, db DB, refusals []refusal) error {
-	const read = `
-select u.n, p.payload, p.payload_bytes
-  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
- cross join lateral (
-       (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
-       union all
-       (select w.payload::text, w.payload_bytes from onceq.job_waits w where w.id = u.id)
-       union all
-       (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
-       limit 1) p`
-	refusals = slices.DeleteFunc(refusals, func(r refusal) bool { return r.err.Kind != r.err.ExistingKind })
-	if len(refusals) == 0 {
-		return nil
-	}
-	ids := make([]int64, len(refusals))
-	for n, r := range refusals {
-		ids[n] = r.err.Existing.ID
-		r.err.Detail = "the first job's payload is no longer stored, so what differs is not known"
-		if r.err.Existing.State.Finished() {
-			r.err.Detail = "the first job is finished and was not kept, so only a fingerprint of its payload is left; with Kind.Keep this error says what differs, and Ops.Keys says until when the key is taken"
-		}
-	}
-	err := q.store.Send(ctx, db, pg.AsIs, read, []any{ids}, pg.Each(func(rows pgx.Rows) error {
-		var n int64
-		var payload *string
-		var raw []byte
-		if err := rows.Scan(&n, &payload, &raw); err != nil {
-			return err
-		}
-		r := refusals[n-1]
-		r.err.Detail, r.err.Differ = fingerprint.Difference(payload, r.job.json, r.job.bytes, r.as)
-		return nil
-	}))
-	if err != nil {
-		return fmt.Errorf("onceq: reading the payload of a taken key: %w", err)
+func (j *Job) checkReplace() error {
+	switch {
+	case j.Replace > ReplacePayload|ReplaceTime:
+		return invalid("Replace", "is %d; use ReplacePayload and ReplaceTime", j.Replace)
+	case j.Key == "" && !j.keyed:
+		return invalid("Replace", "is set without a Key, by which the other job is found")
+	case j.Strict:
+		return invalid("Replace", "and Strict are both set; use one")
 	}
 	return nil
+}
+
+// notReplaced says why Replace did not change the job that r describes, if it is set.
+func (j *Job) notReplaced(r Result) string {
+	switch {
+	case j.Replace == 0:
+		return ""
+	case r.State != StateWaiting && r.State != StateDelayed:
+		return fmt.Sprintf("job %d is %s", r.ID, r.State)
+	case j.Replace&ReplacePayload == 0:
+		return "ReplacePayload is not set"
+	}
+	return fmt.Sprintf("job %d was started before, has another lane or limit, waits for others, or is being cancelled", r.ID)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/citus"
+	"github.com/onceq/onceq/internal/enqueue"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
@@ -86,8 +87,8 @@ type Queue struct {
 
 	installation atomic.Pointer[string] // meta.installation, once read
 	pauses       *paused.Known          // what workers must not claim
-	quietQueues
-	lanes promoter.Lanes
+	intake       enqueue.Intake
+	lanes        promoter.Lanes
 	shared
 }
 
@@ -121,6 +122,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	q.pauses = paused.New()
 	q.store = pg.New(pool, schema, means, citus.Parts{})
 	q.store.Version = cmp.Or(cfg.Version, program.Version())
+	q.intake.Store = q.store
 	return q, nil
 }
 

@@ -178,15 +178,15 @@ func DefaultBackoff(attempt int) time.Duration {
 
 // failure returns the outcome for what a handler returned.
 func (l *Lease) failure(err error) finish.Outcome {
-	o := finish.Outcome{Hold: &l.hold, State: finish.Waiting, Cause: err, Asked: true, Run: time.Since(l.hold.Began)}
+	o := finish.Outcome{Hold: &l.hold, State: table.StateWaiting, Cause: err, Asked: true, Run: time.Since(l.hold.Began)}
 	again := retryOf(err)
 	var fatal *fatalError
 	var inFlight *InFlightError
 	switch {
 	case errors.As(err, &fatal):
-		o.State, o.Spend, o.Err, o.Keep = finish.Dead, true, finish.Text(err.Error()), -1
+		o.State, o.Spend, o.Err, o.Keep = table.StateDead, true, finish.Text(err.Error()), -1
 	case errors.Is(err, ErrHeld):
-		o.State, o.Err, o.Keep = finish.Held, finish.Text(err.Error()), -1
+		o.State, o.Err, o.Keep = table.StateHeld, finish.Text(err.Error()), -1
 		var held *HeldError
 		o.Own = errors.As(err, &held) && held.JobID == l.ID
 	case again != nil && (again.err == nil || again.free):
@@ -196,7 +196,7 @@ func (l *Lease) failure(err error) finish.Outcome {
 	default:
 		o.Spend, o.Err = true, finish.Text(err.Error())
 		if l.Attempt >= l.MaxAttempts {
-			o.State, o.Keep = finish.Dead, -1
+			o.State, o.Keep = table.StateDead, -1
 			break
 		}
 		if again != nil {

@@ -49,19 +49,6 @@ func (s *State) UnmarshalText(text []byte) error {
 // Finished reports whether the job will not run any more, unless somebody redrives it.
 func (s State) Finished() bool { return s >= StateCompleted }
 
-// The states of a fence, as job_fences.state stores them. A key without a row is free.
-type fenceState int16
-
-const (
-	fenceQueued    fenceState = iota // a job that waits or runs has the key; the row in jobs says which
-	fenceClaimed                     // taken by a claim, under token and holder, until leased_until
-	fenceUncertain                   // intent recorded, outcome unknown
-	fenceCompleted                   // the outcome is in result
-	fenceDead                        // its job is dead
-	fenceCancelled                   // its job was cancelled; for other fences: released, nothing was applied
-	fenceHeld                        // waits for a person
-)
-
 // Class keeps keys of different origin apart, so that a key that a client sends can never collide with one of the
 // application's own, or with a job's.
 type Class int16

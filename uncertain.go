@@ -155,20 +155,20 @@ const (
 
 // judge decides from a taken fence's row: it fills in a replay in c, returns an error, or says what to do.
 func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
-	switch alive := r.state == fenceClaimed && r.until.After(r.now); {
+	switch alive := r.state == table.FenceClaimed && r.until.After(r.now); {
 	case f.job != nil && len(r.fingerprint) > 0 && !bytes.Equal(r.fingerprint, f.fingerprint):
 		return strange, nil
-	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before that
+	case r.free || r.state == table.FenceCancelled: // released; the statement that read it may have begun before that
 		return none, nil
 	case f.job == nil && !fingerprint.SamePayload(r.fingerprint, f.fingerprint):
 		live := int16(StateRunning)
 		err := &MismatchError{
-			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)},
+			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: State(r.state.Job(&live))},
 			Detail: "only a fingerprint of the first payload is stored, so what differs is not known",
 		}
 		f.emit(ctx, EventMismatch, r.token, err)
 		return none, err
-	case r.state == fenceCompleted:
+	case r.state == table.FenceCompleted:
 		c.Token, c.Since, c.identity, c.Replayed, c.broken = r.token, r.since, r.identity, true, r.detail
 		if r.result != "" {
 			c.Result = json.RawMessage(r.result)
@@ -182,7 +182,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 			soon = max(soon, rest/2)
 		}
 		return none, f.inFlight(r, min(rest, soon))
-	case r.state == fenceHeld:
+	case r.state == table.FenceHeld:
 		return none, f.held(r.detail)
 	}
 	return f.judgeDoubt(r, asking)
@@ -204,7 +204,7 @@ func (f *Fence) judgeDoubt(r fenceRow, asking bool) (doubt, error) {
 		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
 		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
 			e := f.inFlight(r, rest)
-			if r.state == fenceUncertain {
+			if r.state == table.FenceUncertain {
 				e.Detail = r.detail
 			}
 			return none, e
@@ -218,28 +218,28 @@ func (f *Fence) judgeDoubt(r fenceRow, asking bool) (doubt, error) {
 
 // Resolution is a person's decision about work whose outcome is unknown: Applied, NeverApplied or AskAgain.
 type Resolution struct {
-	state  fenceState
+	state  table.FenceState
 	result any
 }
 
 // Applied says that the work was done: result is stored and replayed. A nil result is stored as null. Outside jobs the key stays
 // taken from then on for its window, and for at least DefaultWindow, also if that was UntilFinished: otherwise the next caller
 // would do again what was done.
-func Applied(result any) Resolution { return Resolution{fenceCompleted, result} }
+func Applied(result any) Resolution { return Resolution{table.FenceCompleted, result} }
 
 // NeverApplied says that the work was not done: it may run again.
-func NeverApplied() Resolution { return Resolution{state: fenceCancelled} }
+func NeverApplied() Resolution { return Resolution{state: table.FenceCancelled} }
 
 // AskAgain leaves the outcome unknown and lets the policy decide once more: under Ask the next run asks the provider, under
 // RunAgain it repeats the work if the time that the policy allows has not passed. Otherwise the work is held again. Use it
 // after a deploy that gave the kind another policy, or once the provider answers again.
-func AskAgain() Resolution { return Resolution{state: fenceUncertain} }
+func AskAgain() Resolution { return Resolution{state: table.FenceUncertain} }
 
 func (r Resolution) encode() (string, error) {
 	switch r.state {
-	case fenceCancelled, fenceUncertain:
+	case table.FenceCancelled, table.FenceUncertain:
 		return "", nil
-	case fenceCompleted:
+	case table.FenceCompleted:
 		return encodeResult(r.result)
 	}
 	return "", invalid("Resolution", "is empty; use Applied, NeverApplied or AskAgain")
@@ -271,8 +271,6 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	return f.resolve(ctx, db, r)
 }
 
-const remembered = 1000 // held jobs, or quiet queues, that a process remembers
-
 // heldLately are jobs that this process has written as held. An effect is held, and reported, before its
 // handler ends, so somebody may have settled it when the job was not held yet, or settle it in a transaction
 // that is open now. So the process looks at once whether one of its effects is still held, and then once a
@@ -295,7 +293,7 @@ func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 		if h.until == nil {
 			h.until = make(map[int64]time.Time)
 		}
-		if len(h.until) < remembered {
+		if len(h.until) < table.Remembered {
 			h.until[id] = now.Add(10 * time.Minute)
 		}
 	}

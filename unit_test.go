@@ -29,48 +29,10 @@ import (
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/reap"
-	"github.com/onceq/onceq/internal/rhythm"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 )
-
-// That nobody waits is believed for a while: of this queue, or of all.
-func TestQueue_IsQuiet(t *testing.T) {
-	t.Parallel()
-	now := time.Now().Add(time.Hour) // the process may stand still
-	for _, c := range []struct {
-		who        whoWaits
-		asked      time.Time
-		queue, all bool
-	}{
-		{someWaits, now, false, false},
-		{noneWaits, now, true, false},
-		{nobodyWaits, now, true, true},
-		{noneWaits, time.Time{}, false, false},
-		{nobodyWaits, time.Time{}, false, false},
-		{noneWaits, time.Now().Add(-rhythm.QuietFor), false, false},
-		{nobodyWaits, time.Now().Add(-rhythm.QuietFor), false, false},
-	} {
-		q := new(Queue)
-		q.setQuiet("one", c.who, c.asked)
-		require.Equal(t, c.queue, q.isQuiet("one"), "%+v", c)
-		require.Equal(t, c.all, q.isQuiet("two"), "%+v", c)
-	}
-}
-
-// However many queues a process enqueues to, it remembers few.
-func TestQueue_QuietQueuesAreBounded(t *testing.T) {
-	t.Parallel()
-	q := new(Queue)
-	for i := range 5 * remembered {
-		q.setQuiet(strconv.Itoa(i), noneWaits, time.Now().Add(time.Hour))
-	}
-	n := 0
-	q.quiet.Range(func(any, any) bool { n++; return true })
-	require.LessOrEqual(t, n, remembered)
-	require.True(t, q.isQuiet(strconv.Itoa(5*remembered-1)))
-}
 
 // A server in FIPS mode refuses md5.
 func TestStatements_WorkInFIPSMode(t *testing.T) {
@@ -169,9 +131,9 @@ func TestEncodeMany_EachJobComesOutAsIfItWereAlone(t *testing.T) {
 	require.Len(t, sorted, len(jobs))
 	for k := range sorted[1:] {
 		a, b := all[sorted[k]], all[sorted[k+1]]
-		require.LessOrEqual(t, a.header.scope, b.header.scope)
-		if a.header.scope == b.header.scope && b.key != "" {
-			require.Less(t, a.key, b.key)
+		require.LessOrEqual(t, a.Header.Scope, b.Header.Scope)
+		if a.Header.Scope == b.Header.Scope && b.Key != "" {
+			require.Less(t, a.Key, b.Key)
 		}
 	}
 
@@ -223,7 +185,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", "internal/count", "internal/executor", "internal/presence", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/enqueue", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", "internal/count", "internal/executor", "internal/presence", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.
@@ -231,24 +193,24 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 	migration, err := os.ReadFile("migrations/001_onceq.sql")
 	require.NoError(t, err)
 	taken := func(scope, key, id string) string {
-		return fmt.Sprintf("select %d, %s, %s, %d, %s, %s << %d, ", classJob, scope, key, fenceQueued, id, id, table.TokenBits)
+		return fmt.Sprintf("select %d, %s, %s, %d, %s, %s << %d, ", classJob, scope, key, table.FenceQueued, id, id, table.TokenBits)
 	}
 	for _, c := range []struct{ where, text, want string }{
 		{"insertKeyed", stmt.InsertKeyed, taken("$6::text", "$7::text", "n.id")},
 		{"insertKeyedMany", stmt.InsertKeyedMany, taken("(select scope from header)", "i.key", "i.id")},
 		{"take_fence", string(migration), taken("take_fence.scope", "take_fence.key", "n.id")},
-		{"take_fence", string(migration), fmt.Sprintf("token = taken << %d, state = %d,", table.TokenBits, fenceQueued)},
+		{"take_fence", string(migration), fmt.Sprintf("token = taken << %d, state = %d,", table.TokenBits, table.FenceQueued)},
 		{"take_fence", string(migration), fmt.Sprintf("where f.class = %d and f.scope = take_fence.scope", classJob)},
 		{"take_fence", string(migration), "and (" + table.FenceOver + " and f.lifetime >= 0"},
 		{"ids", string(migration), fmt.Sprintf("maxvalue %d;", int64(1)<<(63-table.TokenBits)-1)},
 		{"claimJobs", stmt.ClaimJobs, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
 		{"claimAny", stmt.ClaimAny, fmt.Sprintf("claims = least(j.claims + 1, %d)", table.ClaimsLimit)},
 		{"completeOne", stmt.CompleteOne, "where " + stmt.HeldByOne},
-		{"completeOne", stmt.CompleteOne, fmt.Sprintf("set state = %d,", fenceCompleted)},
+		{"completeOne", stmt.CompleteOne, fmt.Sprintf("set state = %d,", table.FenceCompleted)},
 		{"completeOne", stmt.CompleteOne, stmt.FenceOfGone},
 		{"completeOneUnkeyed", stmt.CompleteOneUnkeyed, "where " + stmt.HeldByOne},
 		{"completeJobs", stmt.CompleteJobs, "where " + stmt.HeldByEach},
-		{"completeJobs", stmt.CompleteJobs, fmt.Sprintf("set state = %d, token = %s,", fenceCompleted, table.TokenOfGone)},
+		{"completeJobs", stmt.CompleteJobs, fmt.Sprintf("set state = %d, token = %s,", table.FenceCompleted, table.TokenOfGone)},
 		{"completeJobs", stmt.CompleteJobs, stmt.FenceOfGone},
 		{"completeJobs", stmt.CompleteJobs, "array_agg(" + table.TokenOfRow + ")"},
 		{"jobState", table.JobState, fmt.Sprintf("statement_timestamp() then %d\n", StateRunning)},
@@ -257,7 +219,7 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 	} {
 		require.Contains(t, c.text, c.want, c.where)
 	}
-	for of, want := range map[finish.State]State{finish.Waiting: StateWaiting, finish.Completed: StateCompleted, finish.Dead: StateDead, finish.Cancelled: StateCancelled, finish.Held: StateHeld} {
+	for of, want := range map[table.State]State{table.StateWaiting: StateWaiting, table.StateCompleted: StateCompleted, table.StateDead: StateDead, table.StateCancelled: StateCancelled, table.StateHeld: StateHeld} {
 		require.Equal(t, want, State(of))
 	}
 }
@@ -452,7 +414,7 @@ func BenchmarkFinish(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		for i, l := range leases {
-			outcomes[i] = finish.Outcome{Hold: &l.hold, State: finish.Completed}
+			outcomes[i] = finish.Outcome{Hold: &l.hold, State: table.StateCompleted}
 		}
 		if _, _, err := q.finish(b.Context(), deadDB{}, pg.Hot, outcomes); !errors.Is(err, errDeadDB) {
 			b.Fatal(err)

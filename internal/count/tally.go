@@ -74,16 +74,16 @@ func (t *Tally) Ended(outcomes []finish.Outcome, stale []*hold.Hold) {
 				continue
 			}
 			if o.Hold.ByHandler.Load() || o.Tried {
-				state = finish.Completed
+				state = table.StateCompleted
 			}
 		}
 		c := t.of(Of{o.Hold.Queue, o.Hold.Kind})
 		switch {
-		case state == finish.Completed:
+		case state == table.StateCompleted:
 			c.Completed++
-		case state == finish.Dead:
+		case state == table.StateDead:
 			c.Dead++
-		case state == finish.Waiting && o.Spend:
+		case state == table.StateWaiting && o.Spend:
 			c.Failed++
 		default:
 			continue

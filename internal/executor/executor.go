@@ -26,6 +26,7 @@ import (
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/slot"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -385,7 +386,7 @@ func (x *Executor) end(t *task.Task, o finish.Outcome) {
 // giveBack ends tasks that were not started, as if they had not been claimed.
 func (x *Executor) giveBack(tasks []*task.Task) {
 	for _, t := range tasks {
-		x.end(t, finish.Outcome{Hold: t.Hold, State: finish.Waiting})
+		x.end(t, finish.Outcome{Hold: t.Hold, State: table.StateWaiting})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/slot"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -56,7 +57,7 @@ func TestExecutor_GivesBackWhatComesWhenItStops(t *testing.T) {
 	x.Wait()
 	x.outbox.Close()
 	require.Len(t, given.all, 1)
-	require.Equal(t, finish.Waiting, given.all[0].State)
+	require.Equal(t, table.StateWaiting, given.all[0].State)
 	require.False(t, given.all[0].Spend)
 }
 

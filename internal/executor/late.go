@@ -8,6 +8,7 @@ import (
 
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 )
 
@@ -94,7 +95,7 @@ func (x *Executor) newSlots(tasks []*task.Task, needs func(*hold.Hold) bool) (st
 		x.Log.Warn("onceq: jobs that missed their slots got no new ones, and are given back", slog.Int("jobs", len(asked)), slog.Any("error", err))
 	}
 	for _, t := range asked {
-		x.end(t, finish.Outcome{Hold: t.Hold, State: finish.Waiting})
+		x.end(t, finish.Outcome{Hold: t.Hold, State: table.StateWaiting})
 	}
 	return start
 }

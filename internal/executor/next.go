@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Next is a job that is leased without a claim. A lane whose jobs run one after the other would need a claim
@@ -61,7 +62,7 @@ func (x *Executor) Next(o finish.Outcome) outbox.Next {
 // next is the same. own is 1 if the slot of the job that completes is still in use, and else 0.
 func (x *Executor) next(o finish.Outcome, own int64) *Next {
 	h := o.Hold
-	plain := o.State == finish.Completed && o.Keep == 0 && !o.Unsure && !h.Member
+	plain := o.State == table.StateCompleted && o.Keep == 0 && !o.Unsure && !h.Member
 	if !plain || h.Lane == "" || h.Weight > 1 || h.Slotted() || x.Careful || x.Drains || x.Store.Citus.Load() == pg.CitusYes {
 		return nil
 	}
@@ -156,7 +157,7 @@ func (n *Next) End(ok bool) (leased bool) {
 	n.known = n.known && ok // of what came before the answer was lost nothing is started
 	switch leased = ok && n.hold != nil; {
 	case leased && n.s.Outstanding.Load()-n.own > int64(n.s.Count*n.s.Width): // a claim came in between
-		n.x.outbox.Add(finish.Outcome{Hold: n.hold, State: finish.Waiting})
+		n.x.outbox.Add(finish.Outcome{Hold: n.hold, State: table.StateWaiting})
 	case leased:
 		n.x.Face.Claimed(n.x.base, n.hold)
 		n.x.accept(n.s, []*hold.Hold{n.hold}, n.Began)

@@ -16,6 +16,7 @@ import (
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 )
 
@@ -80,7 +81,7 @@ func (x *Executor) tryLease(t *task.Task, try int) (again bool) {
 		ctx.Cancel(nil)
 		took := time.Since(t.Hold.Began)
 		if !x.afterConflict([]*task.Task{t}, try, took) {
-			x.end(t, finish.Outcome{Hold: t.Hold, State: finish.Waiting, Unsure: t.Hold.ByHandler.Load()})
+			x.end(t, finish.Outcome{Hold: t.Hold, State: table.StateWaiting, Unsure: t.Hold.ByHandler.Load()})
 			return false
 		}
 		if t.Hold.Lengthen(ctx, x.Store, x.Own.Outcomes, took) {
@@ -122,15 +123,15 @@ func (x *Executor) outcome(t *task.Task, ctx *task.Context, err error) finish.Ou
 	case err == nil && h.ByHandler.Load():
 		return x.Face.Failure(h, errNotCommitted)
 	case err == nil:
-		return finish.Outcome{Hold: h, State: finish.Completed, Result: h.Result, Keep: h.Keep}
+		return finish.Outcome{Hold: h, State: table.StateCompleted, Result: h.Result, Keep: h.Keep}
 	case errors.Is(cause, x.Set.Cancelled):
 		keep := h.Keep
 		if keep >= 0 {
 			keep = max(keep, finish.CancelledKept)
 		}
-		return finish.Outcome{Hold: h, State: finish.Cancelled, Err: finish.Text(err.Error()), Keep: keep, Cause: err}
+		return finish.Outcome{Hold: h, State: table.StateCancelled, Err: finish.Text(err.Error()), Keep: keep, Cause: err}
 	case errors.Is(cause, ErrShutdown):
-		return finish.Outcome{Hold: h, State: finish.Waiting, Cause: err}
+		return finish.Outcome{Hold: h, State: table.StateWaiting, Cause: err}
 	case errors.Is(cause, task.ErrTimeout) && errors.Is(err, context.DeadlineExceeded):
 		crowded := ""
 		if x.Set.PoolFull() > 0 {
@@ -185,7 +186,7 @@ func (x *Executor) tryTx(tasks []*task.Task, h *task.Handler, try int, more bool
 	switch {
 	case errors.As(err, &committed):
 		for _, t := range tasks {
-			o := finish.Outcome{Hold: t.Hold, State: finish.Dead, Spend: true, Keep: -1, Run: time.Since(t.Hold.Began)}
+			o := finish.Outcome{Hold: t.Hold, State: table.StateDead, Spend: true, Keep: -1, Run: time.Since(t.Hold.Began)}
 			o.Err, o.Cause = finish.Text(err.Error()), err
 			x.end(t, o)
 		}
@@ -204,7 +205,7 @@ func (x *Executor) failedTx(ctx *task.Context, t *task.Task, sure bool, err erro
 	var refused *refusedError
 	if errors.As(err, &refused) {
 		x.Set.Lose(t, refused.op, refused.stale)
-		x.end(t, finish.Outcome{Hold: t.Hold, State: finish.Waiting})
+		x.end(t, finish.Outcome{Hold: t.Hold, State: table.StateWaiting})
 		return
 	}
 	var notBegun *notBegunError
@@ -213,7 +214,7 @@ func (x *Executor) failedTx(ctx *task.Context, t *task.Task, sure bool, err erro
 	}
 	var o finish.Outcome
 	if errors.As(err, &notBegun) && ctx.Why() == nil { // no attempt is spent
-		o = finish.Outcome{Hold: t.Hold, State: finish.Waiting, Delay: time.Second, Run: time.Since(t.Hold.Began)}
+		o = finish.Outcome{Hold: t.Hold, State: table.StateWaiting, Delay: time.Second, Run: time.Since(t.Hold.Began)}
 		o.Err, o.Cause = finish.Text(err.Error()), err
 	} else {
 		o = x.judge(t, ctx, err)
@@ -228,7 +229,7 @@ func (x *Executor) runAlone(tasks []*task.Task, h *task.Handler, called bool) {
 	for _, t := range tasks {
 		switch {
 		case x.stopping.Load() && x.base.Err() != nil:
-			x.end(t, finish.Outcome{Hold: t.Hold, State: finish.Waiting})
+			x.end(t, finish.Outcome{Hold: t.Hold, State: table.StateWaiting})
 		case x.mayRunAlone(t, called):
 			x.runTx([]*task.Task{t}, h)
 		}
@@ -285,7 +286,7 @@ func (x *Executor) transaction(ctx *task.Context, tasks []*task.Task, h *task.Ha
 	outcomes := make([]finish.Outcome, len(holds))
 	for i, h := range holds {
 		outcomes[i] = finish.Outcome{
-			Hold: h, State: finish.Completed, Result: h.Result, Keep: h.Keep, Run: time.Since(h.Began),
+			Hold: h, State: table.StateCompleted, Result: h.Result, Keep: h.Keep, Run: time.Since(h.Began),
 		}
 		if again {
 			outcomes[i] = x.Face.Failure(h, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
+	"github.com/onceq/onceq/internal/table"
 )
 
 // Write writes outcomes, at most one for each lease, and returns the leases whose guard did not hold, and
@@ -70,7 +71,7 @@ func Write(ctx context.Context, store *pg.Store, db pg.DB, by pg.Way, outcomes [
 func byStatement(outcomes []Outcome, citus bool) (plain, ended, again, back []Outcome) {
 	for _, o := range outcomes {
 		switch {
-		case o.State == Completed && o.Hold.Plain(o.Keep):
+		case o.State == table.StateCompleted && o.Hold.Plain(o.Keep):
 			plain = append(plain, o)
 		case o.State.Finished():
 			ended = append(ended, o)
@@ -86,7 +87,7 @@ func byStatement(outcomes []Outcome, citus bool) (plain, ended, again, back []Ou
 // Completion gives the statement that completes a job, which raises an error if its guard does not hold.
 func Completion(h *hold.Hold) (string, []any) {
 	if !h.Plain(h.Keep) {
-		return stmt.FinishJobs, finishArgs([]Outcome{{Hold: h, State: Completed, Result: h.Result, Keep: h.Keep}}, true)
+		return stmt.FinishJobs, finishArgs([]Outcome{{Hold: h, State: table.StateCompleted, Result: h.Result, Keep: h.Keep}}, true)
 	}
 	return shortly(h)
 }
@@ -191,7 +192,7 @@ func toldArgs(outcomes []Outcome) []any {
 	var results []string
 	for _, o := range outcomes {
 		if o.Hold.Member {
-			ids, states, results = append(ids, o.Hold.ID), append(states, int16(Completed)), append(results, o.Result)
+			ids, states, results = append(ids, o.Hold.ID), append(states, int16(table.StateCompleted)), append(results, o.Result)
 		}
 	}
 	return []any{ids, states, results}

@@ -18,27 +18,12 @@ import (
 	"github.com/onceq/onceq/internal/table"
 )
 
-// State is what a run makes of its job: the numbers are those of onceq.State, as the tables have them.
-type State int16
-
-// The states that a run may end in. Waiting: the job runs again after Outcome.Delay.
-const (
-	Waiting   State = iota + 1
-	Completed State = iota + 4 // those in between are of jobs that have not ended
-	Dead
-	Cancelled
-	Held
-)
-
-// Finished reports whether the job does not run again by itself.
-func (s State) Finished() bool { return s >= Completed }
-
 // Outcome is how one run of a job ended.
 type Outcome struct {
 	Hold   *hold.Hold
-	State  State
-	Result string // encoded; "" for none
-	Err    string // appended to the job's errors; "" for none
+	State  table.State // as StateWaiting, the job runs again after Delay
+	Result string      // encoded; "" for none
+	Err    string      // appended to the job's errors; "" for none
 	Delay  time.Duration
 	Spend  bool          // an attempt was spent
 	Reset  bool          // count attempts from 0 again
@@ -107,7 +92,7 @@ func Exhausted(h *hold.Hold, maxLost int) *Outcome {
 	var why string
 	switch {
 	case h.Cancelled:
-		return &Outcome{Hold: h, State: Cancelled, Keep: CancelledKept}
+		return &Outcome{Hold: h, State: table.StateCancelled, Keep: CancelledKept}
 	case h.Lost >= maxLost:
 		why = table.Numbered(h.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died," +
 			" froze or lost the database; look at what these processes logged last, and at their memory"
@@ -116,7 +101,7 @@ func Exhausted(h *hold.Hold, maxLost int) *Outcome {
 	default:
 		return nil
 	}
-	return &Outcome{Hold: h, State: Dead, Err: why, Keep: -1}
+	return &Outcome{Hold: h, State: table.StateDead, Err: why, Keep: -1}
 }
 
 // lostFrom is the number from which the job's lost leases count on, if there were more. A handler that came

@@ -476,6 +476,11 @@ func Query(ctx context.Context, db DB, statement string, args []any, read func(p
 	return rows.Err()
 }
 
+// SameID reports that a job with the id exists. Citus names a part of the table, and that in the message alone.
+func SameID(err *pgconn.PgError) bool {
+	return err.Code == "23505" && (err.ConstraintName == "jobs_pkey" || err.ConstraintName == "" && strings.Contains(err.Message, `"jobs_pkey_`))
+}
+
 // ErrNoDB is the error of a statement for a db that is nil.
 var ErrNoDB = errors.New("db is nil")
 

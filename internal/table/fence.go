@@ -1,8 +1,35 @@
 package table
 
-import (
-	"fmt"
+import "fmt"
+
+// FenceState is the state of a fence, as job_fences.state stores it. A key without a row is free.
+type FenceState int16
+
+// The states of a fence.
+const (
+	FenceQueued    FenceState = iota // a job that waits or runs has the key; the row in jobs says which
+	FenceClaimed                     // taken by a claim, under token and holder, until leased_until
+	FenceUncertain                   // intent recorded, outcome unknown
+	FenceCompleted                   // the outcome is in result
+	FenceDead                        // its job is dead
+	FenceCancelled                   // its job was cancelled; for other fences: released, nothing was applied
+	FenceHeld                        // waits for a person
 )
+
+// Job gives the state of the job that a fence belongs to; live is JobState's answer.
+func (s FenceState) Job(live *int16) State {
+	switch s {
+	case FenceCompleted:
+		return StateCompleted
+	case FenceDead:
+		return StateDead
+	case FenceCancelled:
+		return StateCancelled
+	case FenceHeld, FenceUncertain:
+		return StateHeld
+	}
+	return State(OrZero(live))
+}
 
 // FenceFree says when a fence f that still exists counts as free, by its state and lifetime:
 //

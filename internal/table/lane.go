@@ -8,6 +8,19 @@ import (
 	"time"
 )
 
+// MemberBit is the bit of lane_rule that says that somebody waits for the job: its end must be told.
+const MemberBit = 1 << 2
+
+// LineOf gives the line in which a job with that path begins to wait, and the path as job_waits has it.
+func LineOf(path string) (line string, full *string) {
+	lane, rest, _ := strings.Cut(path, LineSep)
+	if rest == "" {
+		return lane, nil
+	}
+	limit, _, _ := strings.Cut(rest, LineSep)
+	return cmp.Or(lane, limit), &path
+}
+
 // FollowLine is the line in which a follower waits.
 func FollowLine(id string) string { return Sep + ` || pg_catalog.lpad(` + id + `::text, 19, '0')` }
 

@@ -3,6 +3,7 @@
 package table
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -38,6 +39,30 @@ const (
 	ClassEvent
 )
 
+// State says where a job is in its life: see onceq.State, which has the same numbers.
+type State int8
+
+// The states of a job.
+const (
+	StateWaiting State = iota + 1
+	StateDelayed
+	StateRunning
+	StateRetrying
+	StateCompleted
+	StateDead
+	StateCancelled
+	StateHeld
+)
+
+// Finished reports whether the job will not run any more, unless somebody redrives it.
+func (s State) Finished() bool { return s >= StateCompleted }
+
+// What onceq.ErrIDTaken and onceq.ErrKeyUnsettled are, whose comments say what they mean.
+var (
+	ErrIDTaken      = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
+	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
+)
+
 // What came of an Await or a Sleep, as job_awaits.state stores it, and TimeoutMember, the member of the
 // metadata with Job.Timeout: milliseconds ("90000ms"), or "none". Its name has no "onceq." in it, which
 // stands for the schema in statements.
@@ -51,6 +76,7 @@ const (
 // The numbers that somebody has chosen and that more than one package uses.
 const (
 	RepairChunk  = 500                        // jobs that one statement repairs: their rows are locked until it commits
+	Remembered   = 1000                       // quiet queues, or held jobs, that a process remembers
 	SettleTries  = 10                         // new statements, where another transaction came in between each time
 	PresentEvery = time.Minute                // a worker three of whose rows did not come is gone
 	MaxDelay     = 100 * 365 * 24 * time.Hour // a longer one is cut: a mistake in units is no reason to fail

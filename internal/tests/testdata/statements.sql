@@ -561,9 +561,6 @@ select f.id, f.delayed, f.who
   from onceq.meta, onceq.enqueue_one(null, $1::text, $2::text, $3::text, $4::smallint, $5::smallint, $6::text, $7::text, $8::bigint, $9::bytea,
                          $10::bigint, $11::bigint, $12::text, $13::bytea, $14::bigint, $15::bool, $16::text, $17::smallint, $18::text, $19::bigint) f where f.id is not null;
 
--- enqueue.go: settle
-select onceq.next_id('onceq.ids', $1::bigint);
-
 -- fence.go: HoldFence
 update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
@@ -1058,17 +1055,6 @@ select what, name from onceq.pauses where what <> 'limit' and (until is null or 
 -- pause.go: ResumeIt
 select f from onceq.resume($1::text, $2::text) f;
 
--- payload.go: explain.read
-select u.n, p.payload, p.payload_bytes
-  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
- cross join lateral (
-       (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
-       union all
-       (select w.payload::text, w.payload_bytes from onceq.job_waits w where w.id = u.id)
-       union all
-       (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
-       limit 1) p;
-
 -- presence.go: Leave.leave
 with gone as (delete from onceq.workers where id = $1::bigint) select 1;
 
@@ -1545,6 +1531,20 @@ select n from onceq.move($1::bigint[], $2::text, $3::bigint, $4::bool) n;
 
 -- table.go: ResolveEffects
 select e.settled, e.held from onceq.resolve_effects($1::bigint[], $2::smallint[], $3::smallint, $4::text, $5::text) e;
+
+-- taken.go: Explain.read
+select u.n, p.payload, p.payload_bytes
+  from pg_catalog.unnest($1::bigint[]) with ordinality as u(id, n)
+ cross join lateral (
+       (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
+       union all
+       (select w.payload::text, w.payload_bytes from onceq.job_waits w where w.id = u.id)
+       union all
+       (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
+       limit 1) p;
+
+-- taken.go: settle
+select onceq.next_id('onceq.ids', $1::bigint);
 
 -- turn.go: awaitTurn
 select pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.pg_advisory_xact_lock($1::bigint), pg_catalog.set_config('lock_timeout', '0', true),
