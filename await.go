@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
@@ -31,15 +32,6 @@ import (
 
 // EventWindow is how long an event stays after Emit. Who begins to wait later does not find it, and it can be emitted again.
 const EventWindow = 30 * 24 * time.Hour
-
-// awaitState is what came of an Await or a Sleep, as job_awaits.state stores it.
-type awaitState int16
-
-const (
-	awaitOpen     awaitState = iota // it still waits; of a sleep, always
-	awaitCame                       // the event came
-	awaitTimedOut                   // the time-out came first
-)
 
 // Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
 // its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
@@ -163,15 +155,16 @@ func Sleep(ctx context.Context, l *Lease, name string, d time.Duration) error {
 	}
 	over := false
 	defer func() { leave(over) }()
-	state, err := l.wait(ctx, finish.Wait{Key: name}, d)
-	switch {
-	case err != nil:
-		return err
-	case state.left > 0:
-		return l.stopAt(finish.Wait{Key: name}, state.left)
+	if d < 0 {
+		return invalid("d", "is negative")
 	}
-	over = true
-	return nil
+	w := l.waits(finish.Wait{Key: name})
+	a, err := w.Begin(ctx, d)
+	if err = l.heard(w, a, err); err == nil && a.Left > 0 {
+		return l.stopAt(w.Wait, a.Left)
+	}
+	over = err == nil
+	return err
 }
 
 // await is Await without decoding.
@@ -179,30 +172,37 @@ func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Durat
 	if err := checkEvent(scope, key); err != nil {
 		return "", false, err
 	}
-	w := finish.Wait{Scope: scope, Key: key}
-	for range table.SettleTries {
-		a, err := l.wait(ctx, w, timeout)
-		switch {
-		case err != nil:
-			return "", false, err
-		case a.state == awaitCame:
-			return a.payload, true, nil
-		case a.state == awaitTimedOut:
-			return "", false, l.timedOut(w)
-		case a.left > 0:
-			return "", false, l.stopAt(w, a.left)
-		}
-		switch decided, err := l.timeOut(ctx, w); {
-		case err != nil:
-			return "", false, err
-		case decided:
-			return "", false, l.timedOut(w)
-		}
-		if a, err = l.readAwait(ctx, w); err == nil && a != nil && a.state == awaitOpen {
-			return "", false, Snooze(finish.Pause) // the event is just being emitted
-		}
+	if timeout < 0 {
+		return "", false, invalid("timeout", "is negative; use 0 to ask without waiting, or Forever")
 	}
-	return "", false, fmt.Errorf("%w (event %q in scope %q)", ErrKeyUnsettled, key, scope)
+	w := l.waits(finish.Wait{Scope: scope, Key: key})
+	a, err := w.Event(ctx, timeout)
+	switch err = l.heard(w, a, err); {
+	case err != nil:
+		return "", false, err
+	case a.State == fence.AwaitCame:
+		return a.Payload, true, nil
+	case a.State == fence.AwaitTimedOut:
+		return "", false, l.timedOut(w.Wait)
+	}
+	return "", false, l.stopAt(w.Wait, a.Left)
+}
+
+func (l *Lease) waits(w finish.Wait) *fence.Wait {
+	return &fence.Wait{Wait: w, Store: l.q.store, DB: l.alone(), Job: &l.hold, Identity: l.identity}
+}
+
+// heard makes an error of what a wait says of the job itself.
+func (l *Lease) heard(w *fence.Wait, a *fence.Awaited, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case a.Lost:
+		return l.lostError(w.String())
+	case a.Busy:
+		return Snooze(finish.Pause) // a transaction that emits the event is open
+	}
+	return nil
 }
 
 // stopAt returns the error that the handler must return until what it waits for has come, and records it for goesOn.
@@ -231,96 +231,4 @@ func (l *Lease) timedOut(w finish.Wait) error {
 	}
 	leave(true)
 	return nil
-}
-
-// awaited is a row of job_awaits.
-type awaited struct {
-	state   awaitState
-	left    time.Duration // until the time-out, or the end of the sleep; not above 0 if that is past
-	payload string
-}
-
-// wait reads what came of a wait, and begins it if the job asks for the first time.
-func (l *Lease) wait(ctx context.Context, w finish.Wait, d time.Duration) (*awaited, error) {
-	switch {
-	case d == Forever || d > table.MaxDelay:
-		d = table.MaxDelay
-	case d < 0 && w.Scope != "":
-		return nil, invalid("timeout", "is negative; use 0 to ask without waiting, or Forever")
-	case d < 0:
-		return nil, invalid("d", "is negative")
-	}
-	for range table.SettleTries {
-		if a, err := l.readAwait(ctx, w); a != nil || err != nil {
-			return a, err
-		}
-		if a, err := l.beginAwait(ctx, w, d); a != nil || err != nil {
-			return a, err
-		}
-	}
-	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, w)
-}
-
-// sendAwait sends a statement that commits by itself, on a connection that does not depend on the handler's transaction.
-func (l *Lease) sendAwait(ctx context.Context, w finish.Wait, statement string, args []any, dest ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, pg.AnswerWithin)
-	defer cancel()
-	var err error
-	for range table.SettleTries {
-		err = l.q.store.Send(ctx, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, meeting, statement, append([]any{l.ID, w.Scope, w.Key, l.identity}, args...), pg.Row(dest...))
-		if !IsRetryable(err) {
-			break
-		}
-	}
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) && !pg.LockedOut(err) {
-		return fmt.Errorf("onceq: waiting for %s: %w", w, l.q.store.Told(err))
-	}
-	return err
-}
-
-// meeting is for where Await may meet an Emit that is open.
-var meeting = pg.Waiting(pg.BriefWait)
-
-// readAwait returns nil if there is no row of this round.
-func (l *Lease) readAwait(ctx context.Context, w finish.Wait) (*awaited, error) {
-	const read = `
-select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::bigint, coalesce(a.payload::text, '')
-  from onceq.job_awaits a
- where ` + stmt.ThisAwait
-	var a awaited
-	var left int64
-	err := l.sendAwait(ctx, w, read, nil, &a.state, &left, &a.payload)
-	a.left = time.Duration(left) * time.Microsecond
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	return &a, err
-}
-
-func (l *Lease) beginAwait(ctx context.Context, w finish.Wait, d time.Duration) (*awaited, error) {
-	var holds bool
-	var state *awaitState
-	a := awaited{left: d}
-	err := l.sendAwait(ctx, w, stmt.BeginAwait, []any{l.hold.Claims, l.hold.Holder, d.Microseconds()}, &holds, &state, &a.payload)
-	switch {
-	case pg.LockedOut(err):
-		return nil, Snooze(finish.Pause) // a transaction that emits the event is open
-	case err != nil:
-		return nil, err
-	case !holds:
-		return nil, l.lostError(w.String())
-	case state == nil:
-		return nil, nil
-	}
-	a.state = *state
-	return &a, nil
-}
-
-func (l *Lease) timeOut(ctx context.Context, w finish.Wait) (decided bool, err error) {
-	var holds bool
-	err = l.sendAwait(ctx, w, stmt.EndAwait, []any{l.hold.Claims, l.hold.Holder}, &holds, &decided)
-	if err == nil && !holds {
-		err = l.lostError(w.String())
-	}
-	return decided, err
 }

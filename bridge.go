@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/bridge"
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/quarantine"
@@ -86,7 +87,7 @@ func (forOps) KindOf(mark []byte, scope string) string {
 }
 
 func (forOps) Effect(q *Queue, key string, mark []byte) (job int64, name, idempotencyKey string) {
-	if job, name = effectOf(key); len(mark) == 8 {
+	if job, name = fence.EffectOf(key); len(mark) == 8 {
 		idempotencyKey = q.effectIdempotencyKey(job, int64(binary.BigEndian.Uint64(mark)), name)
 	}
 	return job, name, idempotencyKey
@@ -94,7 +95,7 @@ func (forOps) Effect(q *Queue, key string, mark []byte) (job int64, name, idempo
 
 func (forOps) ResolveEffect(ctx context.Context, q *Queue, db DB, scope string, job int64, name string,
 	r Resolution) error {
-	return (&Fence{q: q, class: classEffect, scope: scope, key: effectKey(job, name)}).resolve(ctx, db, r)
+	return (&Fence{q: q, f: fence.Fence{Store: q.store, Class: int16(classEffect), Scope: scope, Key: fence.EffectKey(job, name)}}).resolve(ctx, db, r)
 }
 
 func (forOps) Encode(r Resolution) (state int16, raw string, err error) {

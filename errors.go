@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/table"
@@ -161,14 +162,6 @@ func (e *MismatchError) Error() string {
 // Is makes errors.Is(err, ErrMismatch) true.
 func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 
-// subject names what an error is about: a named effect of a job, or a key.
-func subject(scope, key string, jobID int64, effect string) string {
-	if effect != "" {
-		return fmt.Sprintf("effect %q of job %d", effect, jobID)
-	}
-	return fmt.Sprintf("key %q in scope %q", key, scope)
-}
-
 // LeaseError says that an operation was refused because its lease is lost. It matches ErrLeaseLost.
 type LeaseError struct {
 	Op         string // "complete", "extend", "fail", …
@@ -187,7 +180,7 @@ func (e *LeaseError) Error() string {
 		return fmt.Sprintf("onceq: %s refused: job %d was already completed under token %d; complete a job only once (or that completion was rolled back, and the lease is lost)", e.Op, e.JobID, e.Token)
 	}
 	if e.Key != "" || e.Effect != "" {
-		return fmt.Sprintf("onceq: %s refused: the lease of %s under token %d is lost", e.Op, subject(e.Scope, e.Key, e.JobID, e.Effect), e.Token)
+		return fmt.Sprintf("onceq: %s refused: the lease of %s under token %d is lost", e.Op, fence.Named(e.Scope, e.Key, e.JobID, e.Effect), e.Token)
 	}
 	return fmt.Sprintf("onceq: %s refused: the lease of job %d under token %d is lost", e.Op, e.JobID, e.Token)
 }
@@ -212,9 +205,9 @@ type InFlightError struct {
 func (e *InFlightError) Error() string {
 	if e.Detail != "" {
 		return fmt.Sprintf("onceq: %s: outcome unknown; the provider is asked in %s, when the earlier call can no longer be under way: %s",
-			subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter.Round(100*time.Millisecond), e.Detail)
+			fence.Named(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter.Round(100*time.Millisecond), e.Detail)
 	}
-	return fmt.Sprintf("onceq: %s is in flight; try again after %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter)
+	return fmt.Sprintf("onceq: %s is in flight; try again after %s", fence.Named(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter)
 }
 
 // Is makes errors.Is(err, ErrInFlight) true.
@@ -231,7 +224,7 @@ type UncertainError struct {
 }
 
 func (e *UncertainError) Error() string {
-	return fmt.Sprintf("onceq: the outcome of %s is uncertain: %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.Detail)
+	return fmt.Sprintf("onceq: the outcome of %s is uncertain: %s", fence.Named(e.Scope, e.Key, e.JobID, e.Effect), e.Detail)
 }
 
 // Is makes errors.Is(err, ErrUncertain) true.
@@ -250,7 +243,7 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("onceq: %s is held until somebody resolves it: %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.Detail)
+	return fmt.Sprintf("onceq: %s is held until somebody resolves it: %s", fence.Named(e.Scope, e.Key, e.JobID, e.Effect), e.Detail)
 }
 
 // Is makes errors.Is(err, ErrHeld) true.

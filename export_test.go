@@ -29,7 +29,9 @@ func (q *Queue) FailAll(ctx context.Context, db DB, leases []*Lease, err error) 
 }
 
 // UnholdAll is what a worker does once a minute for the held jobs of its process.
-func (q *Queue) UnholdAll(ctx context.Context) error { return unholdAll(ctx, q, q.store.Pool) }
+func (q *Queue) UnholdAll(ctx context.Context) error {
+	return q.held.All(unholdOne(ctx, q, q.store.Pool))
+}
 
 // ReaperPass makes a pass. grown then says whether so many keys have come since that the Reaper ends its rest.
 func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {

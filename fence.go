@@ -7,18 +7,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/fingerprint"
 	"github.com/onceq/onceq/internal/jsonb"
-	"github.com/onceq/onceq/internal/pg"
-	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -56,14 +51,9 @@ type FenceSpec struct {
 // Fence is a handle on the fence of one key outside jobs. The first caller who claims it may do the work. A Fence holds no
 // state: any number of them for one key may exist in any number of processes.
 type Fence struct {
-	q           *Queue
-	db          DB // where statements run if the caller gives no db; never a caller's transaction
-	class       Class
-	scope, key  string
-	fingerprint []byte
-	lifetime    int64
-	lease       time.Duration
-	policy      Policy
+	q      *Queue
+	f      fence.Fence
+	policy Policy
 
 	job  *Lease // effects only
 	name string // effects only
@@ -71,31 +61,33 @@ type Fence struct {
 
 // Fence checks the spec; bad input is an *InvalidError. Nothing is sent to the database.
 func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
-	f := &Fence{
-		q: q, db: q.store.Pool, class: cmp.Or(spec.Class, ClassApplication), scope: cmp.Or(spec.Scope, "default"), key: spec.Key,
-		lease: cmp.Or(spec.Lease, DefaultLease), policy: spec.Policy,
+	f := &Fence{q: q, policy: spec.Policy, f: fence.Fence{
+		Store: q.store, DB: q.store.Pool, Class: int16(cmp.Or(spec.Class, ClassApplication)), Scope: cmp.Or(spec.Scope, "default"), Key: spec.Key,
+		Lease: cmp.Or(spec.Lease, DefaultLease), Policy: spec.Policy.facts(),
+	}}
+	request := Class(f.f.Class) == ClassRequest
+	if !request && Class(f.f.Class) != ClassApplication {
+		return nil, invalid("Class", "is %d; use ClassApplication or ClassRequest", f.f.Class)
 	}
-	if f.class != ClassApplication && f.class != ClassRequest {
-		return nil, invalid("Class", "is %d; use ClassApplication or ClassRequest", f.class)
-	}
-	err := cmp.Or(checkName("Key", f.key, MaxKeyBytes), checkName("Scope", f.scope, MaxScopeBytes),
-		checkLease("Lease", f.lease, time.Millisecond))
+	err := cmp.Or(checkName("Key", f.f.Key, MaxKeyBytes), checkName("Scope", f.f.Scope, MaxScopeBytes),
+		checkLease("Lease", f.f.Lease, time.Millisecond))
 	if err != nil {
 		return nil, err
 	}
 	if spec.Window == UntilStarted {
 		return nil, invalid("Window", "is UntilStarted, which is for jobs; use UntilFinished")
 	}
-	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
+	if f.f.Lifetime, err = lifetime("Window", spec.Window); err != nil {
 		return nil, err
 	}
-	if end := max(table.UnknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == ClassRequest && f.lifetime >= 0 && f.policy.runsAgain() > end {
-		return nil, invalid("Policy", "runs again for %s, but a ClassRequest key whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
+	end := max(table.UnknownFor, time.Duration(f.f.Lifetime)*time.Millisecond)
+	if again := f.policy.runsAgain(); request && f.f.Lifetime >= 0 && again > end {
+		return nil, invalid("Policy", "runs again for %s, but a ClassRequest key whose outcome is unknown is forgotten after %s; use a Window that is as long", again, end)
 	}
 	if err := f.policy.check(); err != nil {
 		return nil, err
 	}
-	if f.fingerprint, err = spec.fingerprint(); err != nil {
+	if f.f.Fingerprint, err = spec.fingerprint(); err != nil {
 		return nil, err
 	}
 	return f, nil
@@ -127,10 +119,10 @@ func (spec *FenceSpec) fingerprint() ([]byte, error) {
 
 // lifetimeAfterDoubt is the lifetime of work whose outcome was unknown.
 func (f *Fence) lifetimeAfterDoubt() int64 {
-	if f.lifetime < 0 {
-		return f.lifetime
+	if f.f.Lifetime < 0 {
+		return f.f.Lifetime
 	}
-	return max(f.lifetime, DefaultWindow.Milliseconds())
+	return max(f.f.Lifetime, DefaultWindow.Milliseconds())
 }
 
 // Claim asks for the right to do the work, inside db; a nil db is the pool. The answer is one of:
@@ -151,24 +143,9 @@ func (f *Fence) lifetimeAfterDoubt() int64 {
 // be told, or if the work reaches outside the database, claim on the pool and complete in the transaction.
 func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	if db == nil {
-		db = f.db
+		db = f.f.DB
 	}
 	return f.claim(ctx, db, false)
-}
-
-// by is how a claim is sent. Outside jobs somebody waits for it; an effect is part of a job's run.
-func (f *Fence) by() pg.Way {
-	if f.job == nil {
-		return pg.ForCaller
-	}
-	return pg.Hot
-}
-
-// fenceClaim is an attempt to claim a fence.
-type fenceClaim struct {
-	*FenceLease
-	db   DB
-	args []any // of stmt.InsertFence, and the first ones of stmt.TakeFence
 }
 
 // claim is Claim. With asking, an uncertain fence whose policy is to ask is claimed too, for perform.
@@ -176,143 +153,61 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 	if err := f.q.identify(ctx, db); err != nil {
 		return nil, err
 	}
-	c := fenceClaim{FenceLease: &FenceLease{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}, db: db}
-	c.args = []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
-	if f.job != nil {
-		c.args[0], c.args[1], c.args[2] = f.job.ID, f.job.hold.Claims, f.job.hold.Holder
+	c, v, err := f.f.Claim(ctx, db, asking)
+	if v.Is == fence.Held && v.New {
+		f.emit(ctx, EventHeld, v.Token, f.held(v.Detail))
 	}
-	for range table.SettleTries {
-		if ok, err := c.send(ctx, stmt.InsertFence, c.args...); ok || err != nil {
-			return c.FenceLease, err
+	if err != nil {
+		return nil, err
+	}
+	switch v.Is {
+	case fence.LeaseLost:
+		return nil, f.job.lostError("effect " + strconv.Quote(f.name))
+	case fence.InFlight:
+		e := &InFlightError{Until: v.Until, RetryAfter: v.Rest, Detail: v.Detail}
+		e.Scope, e.Key, e.JobID, e.Effect = f.f.Subject()
+		return nil, e
+	case fence.Mismatch:
+		live := int16(StateRunning)
+		err := &MismatchError{
+			Scope: f.f.Scope, Key: f.f.Key, Existing: Result{Duplicate: true, State: State(v.State.Job(&live))},
+			Detail: "only a fingerprint of the first payload is stored, so what differs is not known",
 		}
-		// Taken. The statement that met the row may not see it; a new one does.
-		r, err := f.read(ctx, db)
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			continue // pruned in between
-		case err != nil:
-			return nil, fmt.Errorf("onceq: reading %s: %w", f, err)
+		f.emit(ctx, EventMismatch, v.Token, err)
+		return nil, err
+	case fence.Uncertain:
+		return nil, f.uncertain(v.Detail, nil)
+	case fence.Held:
+		return nil, f.held(v.Detail)
+	case fence.Replayed:
+		c.Token, c.Since, c.Identity = v.Token, v.Since, v.Identity
+		f.emit(ctx, EventReplayed, v.Token, nil)
+	}
+	l := &FenceLease{
+		Scope: f.f.Scope, Key: f.f.Key, Name: f.name, Token: c.Token, Since: c.Since, Until: c.Until, f: f, c: c,
+	}
+	if l.Replayed = v.Is == fence.Replayed; l.Replayed {
+		if l.broken = v.Detail; v.Result != "" {
+			l.Result = json.RawMessage(v.Result)
 		}
-		doubt, err := f.judge(ctx, c.FenceLease, r, asking)
-		switch {
-		case errors.Is(err, ErrHeld) || errors.Is(err, ErrUncertain):
-			return nil, f.remember(ctx, db, r, err)
-		case err != nil || c.Replayed:
-			return c.FenceLease, err
-		case doubt == holding:
-			if err := f.hold(ctx, db, r); err != nil {
-				return nil, err
-			}
-		default:
-			if ok, err := c.take(ctx, r, doubt); err != nil {
-				return nil, err
-			} else if ok {
-				return c.FenceLease, nil
-			}
-		}
+	} else if v.New {
+		f.emit(ctx, EventUncertain, c.Token, f.uncertain(c.Doubtful, nil))
 	}
-	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, f)
-}
-
-// send sends a statement that claims, and reports whether it did.
-func (c *fenceClaim) send(ctx context.Context, statement string, args ...any) (bool, error) {
-	f := c.f
-	var holds bool
-	var token, identity *int64
-	var until, since *time.Time
-	c.began = time.Now()
-	err := f.q.store.Send(ctx, c.db, f.by(), statement, args, pg.Row(&holds, &token, &until, &since, &identity))
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.store.Told(err))
-	case !holds:
-		return false, f.job.lostError("effect " + strconv.Quote(f.name))
-	case token == nil:
-		return false, nil
-	}
-	c.Token, c.Until, c.Since, c.identity = *token, *until, *since, identity
-	return true, nil
-}
-
-// take takes over a fence that may be claimed again, if it is still as it was read.
-func (c *fenceClaim) take(ctx context.Context, r fenceRow, doubt doubt) (bool, error) {
-	args := append(c.args, r.token, doubt == running, r.detail, doubt == strange)
-	ok, err := c.send(ctx, stmt.TakeFence, args...)
-	if ok && doubt == running {
-		c.doubtful = r.detail
-		if r.state == table.FenceClaimed { // nobody has reported it yet
-			c.f.emit(ctx, EventUncertain, c.Token, c.f.uncertain(r.detail, nil))
-		}
-	}
-	return ok, err
-}
-
-// hold has a fence wait for a person, and returns the error that says so, or nil if somebody has decided in
-// between.
-func (f *Fence) hold(ctx context.Context, db DB, r fenceRow) error {
-	var token int64
-	err := f.q.store.Send(ctx, db, f.by(), stmt.HoldFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, pg.Row(&token))
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil
-	case err != nil:
-		return fmt.Errorf("onceq: holding %s: %w", f, err)
-	}
-	held := f.held(r.detail)
-	f.emit(ctx, EventHeld, r.token, held)
-	return f.remember(ctx, db, r, held)
-}
-
-// fenceRow is the row of a taken fence.
-type fenceRow struct {
-	state       table.FenceState
-	token       int64
-	until       time.Time
-	since, now  time.Time
-	identity    *int64
-	fingerprint []byte
-	result      string
-	detail      string
-	free        bool
-}
-
-func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
-	var until *time.Time
-	err = f.q.store.Send(ctx, db, f.by(), stmt.ReadFence, []any{int16(f.class), f.scope, f.key}, pg.Row(
-		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now, nil, nil))
-	if until != nil {
-		r.until = *until
-	}
-	if r.state == table.FenceClaimed && r.detail == "" {
-		r.detail = fmt.Sprintf("the claim under token %d ran out of its lease without an outcome", r.token)
-	}
-	if f.class == classEffect && r.state == table.FenceCompleted {
-		r.free = false // its job still runs, so its window has not begun, whatever the row says
-	}
-	return r, err
-}
-
-// subject gives the names by which errors call the fence: users do not know an effect's own key.
-func (f *Fence) subject() (scope, key string, jobID int64, effect string) {
-	if f.class == classEffect {
-		jobID, effect = effectOf(f.key)
-		return "", "", jobID, effect
-	}
-	return f.scope, f.key, 0, ""
+	return l, nil
 }
 
 // String names the fence in an error.
-func (f *Fence) String() string { return subject(f.subject()) }
+func (f *Fence) String() string { return f.f.String() }
 
 func (f *Fence) held(detail string) *HeldError {
 	e := &HeldError{Detail: detail}
-	e.Scope, e.Key, e.JobID, e.Effect = f.subject()
+	e.Scope, e.Key, e.JobID, e.Effect = f.f.Subject()
 	return e
 }
 
 func (f *Fence) uncertain(detail string, err error) *UncertainError {
 	e := &UncertainError{Detail: detail, Err: err}
-	e.Scope, e.Key, e.JobID, e.Effect = f.subject()
+	e.Scope, e.Key, e.JobID, e.Effect = f.f.Subject()
 	return e
 }
 
@@ -320,7 +215,7 @@ func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 	if !f.q.watched(t.Level()) {
 		return
 	}
-	e := Event{Type: t, Scope: f.scope, Key: f.key, Name: f.name, Token: token, Err: err}
+	e := Event{Type: t, Scope: f.f.Scope, Key: f.f.Key, Name: f.name, Token: token, Err: err}
 	if l := f.job; l != nil {
 		e.Queue, e.Kind, e.JobID, e.Attempt = l.Queue, l.Kind, l.ID, l.Attempt
 		e.Scope, e.Key = l.Scope, l.Key // users do not know the fence's own

@@ -12,11 +12,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/calls"
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/sqlstate"
 	"github.com/onceq/onceq/internal/stmt"
-	"github.com/onceq/onceq/internal/watch"
 )
 
 // FenceLease is the answer to Fence.Claim: the right to do the work or, with Replayed set, the result of the work that was
@@ -35,12 +35,9 @@ type FenceLease struct {
 	Replayed bool            // the work was done before: Result is its result, and there is nothing to do
 	Result   json.RawMessage // nil unless Replayed
 
-	f        *Fence
-	holder   int64
-	identity *int64    // names the work in its IdempotencyKey; nil for Since
-	began    time.Time // this process's clock just before asking: the lease ends no earlier than began + lease
-	doubtful string    // why an earlier claim's outcome is unknown; "" if there was no such claim
-	broken   string    // why the result could not be stored, although the work is completed
+	f      *Fence
+	c      *fence.Claim
+	broken string // why the result could not be stored, although the work is completed
 }
 
 type claimKey struct{}
@@ -64,51 +61,23 @@ func (c *FenceLease) IdempotencyKey() string {
 		return c.f.job.IdempotencyKey(c.f.name)
 	}
 	identity := c.Since.UnixMicro()
-	if c.identity != nil {
-		identity = *c.identity
+	if c.c.Identity != nil {
+		identity = *c.c.Identity
 	}
-	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(identity, 10))
-}
-
-func (c *FenceLease) guard(more ...any) []any {
-	var job int64
-	if c.f.job != nil {
-		job = c.f.job.ID
-	}
-	return append([]any{job, int16(c.f.class), c.f.scope, c.f.key, c.Token, c.holder}, more...)
+	return c.f.q.downstream("fence", strconv.Itoa(int(c.c.Class)), c.Scope, c.Key, strconv.FormatInt(identity, 10))
 }
 
 func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more ...any) error {
-	own := db == nil
-	if own {
-		db = c.f.db
-	}
-	args := c.guard(more...)
-	err := c.f.q.store.Guarded(ctx, db, statement, args, nil)
-	for own && c.f.job != nil && sqlstate.LeaseLost(err) {
-		var scope string
-		switch failed := c.f.q.store.Guarded(ctx, db, stmt.EffectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
-		case errors.Is(failed, pgx.ErrNoRows) || failed == nil && scope == args[2]:
-			return c.lost(op)
-		case failed != nil:
-			err = failed
-		default:
-			args[2] = scope
-			err = c.f.q.store.Guarded(ctx, db, statement, args, nil)
-		}
-	}
-	switch {
-	case err == nil:
-		return nil
-	case sqlstate.LeaseLost(err):
+	lost, err := c.c.Run(ctx, db, op, statement, more...)
+	if lost {
 		return c.lost(op)
 	}
-	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.store.Told(err))
+	return err
 }
 
 func (c *FenceLease) lost(op string) *LeaseError {
 	e := &LeaseError{Op: op, Token: c.Token}
-	e.Scope, e.Key, e.JobID, e.Effect = c.f.subject()
+	e.Scope, e.Key, e.JobID, e.Effect = c.c.Subject()
 	return e
 }
 
@@ -127,7 +96,7 @@ func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
 }
 
 func (c *FenceLease) complete(ctx context.Context, db DB, raw, broken string) error {
-	err := c.run(ctx, db, "complete", stmt.CompleteFence, raw, broken, c.f.lifetime, c.f.lifetimeAfterDoubt())
+	err := c.run(ctx, db, "complete", stmt.CompleteFence, raw, broken, c.c.Lifetime, c.f.lifetimeAfterDoubt())
 	if errors.Is(err, ErrLeaseLost) {
 		c.f.emit(ctx, EventStale, c.Token, err)
 	}
@@ -141,7 +110,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	if err != nil {
 		return err
 	}
-	batch.Queue(c.f.q.store.SQL(stmt.CompleteFence), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(c.f.q.store.SQL(stmt.CompleteFence), c.c.Guard(raw, "", c.c.Lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		if sqlstate.LeaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))
@@ -199,7 +168,7 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 		_ = c.doubt(ctx, fmt.Errorf("panic: %v", p))
 		panic(p)
 	}()
-	if c.doubtful != "" && c.f.policy.ask != nil {
+	if c.c.Doubtful != "" && c.f.policy.ask != nil {
 		var result any
 		applied := false
 		err := protect(func() (err error) {
@@ -218,16 +187,16 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 		if err == nil {
 			// It was certainly not applied: from here on this is a first run.
 			stop()
-			c.began = time.Now()
+			c.c.Began = time.Now()
 			err = c.record(ctx, func(ctx context.Context) error {
-				return c.run(ctx, nil, "extend", stmt.ExtendFence, c.f.lease.Microseconds(), true)
+				return c.run(ctx, nil, "extend", stmt.ExtendFence, c.c.Lease.Microseconds(), true)
 			})
 			work, stop = c.keep(ctx)
 		}
 		if err != nil {
 			returned = true
 			stop()
-			return c.doubt(ctx, fmt.Errorf("%s; asking failed: %w", strings.SplitN(c.doubtful, "; asking failed", 2)[0], err))
+			return c.doubt(ctx, fmt.Errorf("%s; asking failed: %w", strings.SplitN(c.c.Doubtful, "; asking failed", 2)[0], err))
 		}
 	}
 	result, err := fn(work)
@@ -308,54 +277,11 @@ func (c *FenceLease) record(ctx context.Context, write func(context.Context) err
 	return err
 }
 
-// keep gives the context for the work. The context of an effect ends well before its lease does. Outside jobs the lease is
-// extended until stop is called. stop may be called more than once, and returns when nothing of this is running any more.
+// keep gives the context for the work, and keeps the claim until stop is called: see fence.Claim.Keep.
 func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func()) {
-	if c.f.job != nil {
-		return context.WithDeadline(ctx, c.began.Add(c.f.lease-effectGrace))
-	}
-	work, cancel := context.WithCancelCause(ctx)
-	beats, end := context.WithCancel(context.WithoutCancel(ctx)) // fn may still run after ctx has ended
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer c.f.q.troubles.Ends(c)
-		until := c.began.Add(c.f.lease)
-		wait := time.NewTimer(c.f.lease / 3)
-		defer wait.Stop()
-		for {
-			select {
-			case <-beats.Done():
-				return
-			case <-wait.C:
-			}
-			began := time.Now()
-			// The network may have lost the connection.
-			one, cancelOne := context.WithTimeout(beats, min(pg.EndWithin, time.Until(until)))
-			err := c.Extend(one, c.f.lease)
-			cancelOne()
-			next := c.f.lease / 3
-			switch {
-			case beats.Err() != nil:
-				return
-			case err == nil:
-				until = began.Add(c.f.lease)
-				c.f.q.troubles.Works(c, watch.Extend, "")
-			case errors.Is(err, ErrLeaseLost) || !time.Now().Before(until):
-				lost := c.lost("extend")
-				c.f.emit(ctx, EventLeaseLost, c.Token, lost)
-				cancel(lost)
-				return
-			default:
-				next = min(next/4, time.Until(until)) // the database cannot be reached: try while there is time
-				c.f.q.troubles.Fails(c, watch.Extend, "", err)
-			}
-			wait.Reset(next)
-		}
-	}()
-	return work, func() {
-		end()
-		<-done
-		cancel(nil)
-	}
+	return c.c.Keep(ctx, &c.f.q.troubles, func() error {
+		lost := c.lost("extend")
+		c.f.emit(ctx, EventLeaseLost, c.Token, lost)
+		return lost
+	})
 }

@@ -310,12 +310,12 @@ func (m *Member) scan(rows pgx.Rows) error {
 // Members gives the jobs that this one has waited for, by id, and Group counts them. Members reads them in pages of up to
 // 1,000; an error ends it. Both read on a connection that does not depend on the handler's transaction.
 func (l *Lease) Members(ctx context.Context) iter.Seq2[Member, error] {
-	return membersOf(ctx, l.q, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, l.ID, 0, 0, false)
+	return membersOf(ctx, l.q, l.alone(), l.ID, 0, 0, false)
 }
 
 // Group says how many of the jobs that this one has waited for were completed, are dead or were cancelled. See Members.
 func (l *Lease) Group(ctx context.Context) (GroupInfo, error) {
-	return l.q.Group(ctx, pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, l.ID)
+	return l.q.Group(ctx, l.alone(), l.ID)
 }
 
 // GroupInfo says how a group is doing.

@@ -254,3 +254,6 @@ func (i *JobInfo) noted(text *string) error {
 	}
 	return nil
 }
+
+// alone is for statements that do not depend on the handler's transaction.
+func (l *Lease) alone() pg.ForEffects { return pg.ForEffects{Pool: l.q.store.Pool, DB: l.db} }

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -31,13 +31,15 @@ func (q *Queue) effectIdempotencyKey(job, identity int64, name string) string {
 type EffectOption func(*Fence)
 
 // OnUncertain sets what to do when the outcome of an earlier run is unknown. Default RunAgain(24 * time.Hour).
-func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p } }
+func OnUncertain(p Policy) EffectOption {
+	return func(f *Fence) { f.policy, f.f.Policy = p, p.facts() }
+}
 
 // EffectTimeout sets when fn's context ends. Default 30 s; a millisecond to a week. If the process dies, the effect counts
 // as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, even after an error: by default
 // until 40 s after it began. With a shorter EffectTimeout the provider is asked sooner.
 func EffectTimeout(d time.Duration) EffectOption {
-	return func(f *Fence) { f.lease = d }
+	return func(f *Fence) { f.f.Lease = d }
 }
 
 // Once does an effect outside the database at most once for a job, as far as that can be known: it records the intent,
@@ -138,27 +140,18 @@ func (l *Lease) use(what, name string) (leave func(done bool), err error) {
 	}, nil
 }
 
-func effectKey(jobID int64, name string) string { return strconv.FormatInt(jobID, 10) + "/" + name }
-
-// effectOf is the inverse of effectKey.
-func effectOf(key string) (jobID int64, name string) {
-	id, name, _ := strings.Cut(key, "/")
-	jobID, _ = strconv.ParseInt(id, 10, 64)
-	return jobID, name
-}
-
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*FenceLease, error) {
-	f := &Fence{
-		q: l.q, db: pg.ForEffects{Pool: l.q.store.Pool, DB: l.db}, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
-		lease: DefaultLease, lifetime: DefaultWindow.Milliseconds(),
-	}
+	f := &Fence{q: l.q, job: l, name: name, f: fence.Fence{
+		Store: l.q.store, DB: l.alone(), Class: int16(classEffect), Scope: l.Queue, Key: fence.EffectKey(l.ID, name), Fingerprint: l.effectMark(),
+		Lease: DefaultLease, Lifetime: DefaultWindow.Milliseconds(), Policy: Policy{}.facts(), Job: &l.hold,
+	}}
 	for _, o := range opts {
 		o(f)
 	}
-	if err := cmp.Or(checkLease("EffectTimeout", f.lease, time.Millisecond), f.policy.check()); err != nil {
+	if err := cmp.Or(checkLease("EffectTimeout", f.f.Lease, time.Millisecond), f.policy.check()); err != nil {
 		return nil, err
 	}
-	f.lease += effectGrace
+	f.f.Lease += fence.Grace
 	return f.claimAlone(ctx)
 }
 
@@ -167,7 +160,7 @@ func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.AnswerWithin)
 	defer cancel()
 	for range table.SettleTries {
-		if c, err = f.claim(ctx, f.db, true); !IsRetryable(err) {
+		if c, err = f.claim(ctx, f.f.DB, true); !IsRetryable(err) {
 			break
 		}
 	}

@@ -1,21 +1,13 @@
 package onceq
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onceq/onceq/internal/fingerprint"
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/pg"
-	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
 )
 
@@ -43,14 +35,9 @@ func (p Policy) runsAgain() time.Duration {
 	return p.within()
 }
 
-// clockStep is how far a database's clock may be set back, by NTP or a failover, before the ages of what it dated count as unknown.
-const clockStep = time.Minute
-
-// stillRuns reports whether work that was first claimed at since may run again now. If since lies ahead, the clock was wrong then,
-// and how long ago that was is not known.
-func (p Policy) stillRuns(since, now time.Time) bool {
-	age := now.Sub(since)
-	return p.within() == Forever || age > -clockStep && age < p.within()
+// facts is what the policy says of work whose outcome is unknown.
+func (p Policy) facts() fence.Policy {
+	return fence.Policy{Ask: p.ask != nil, Hold: p.hold, Again: p.within()}
 }
 
 // RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate, until within has passed since
@@ -121,101 +108,6 @@ func saysNotApplied(err error) bool {
 	return false
 }
 
-// remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
-// keeps asking never finds the key new. Once a day is enough (table.NotedEvery). It returns what was told.
-func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
-	if f.class != ClassRequest || r.now.Sub(r.until) < table.NotedEvery {
-		return told
-	}
-	var token int64
-	args := []any{int16(f.class), f.scope, f.key, r.token}
-	err := f.q.store.Send(ctx, db, pg.ForCaller, stmt.KeepDoubt, args, pg.Row(&token))
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
-		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
-	}
-	return told
-}
-
-const (
-	// From the end of fn's context to that of its fence's lease, and from there to asking the provider.
-	effectGrace = 5 * time.Second
-
-	maxRetryAfter = 500 * time.Millisecond // for a fence outside jobs: its work may end at any time
-)
-
-// doubt is what to do with a fence that is not simply taken.
-type doubt int
-
-const (
-	none    doubt = iota // free: take it
-	strange              // of another job, or of an earlier round: take it, unless that job may run again
-	running              // uncertain: take it over, to run again or to ask the provider
-	holding              // uncertain: a person decides
-)
-
-// judge decides from a taken fence's row: it fills in a replay in c, returns an error, or says what to do.
-func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
-	switch alive := r.state == table.FenceClaimed && r.until.After(r.now); {
-	case f.job != nil && len(r.fingerprint) > 0 && !bytes.Equal(r.fingerprint, f.fingerprint):
-		return strange, nil
-	case r.free || r.state == table.FenceCancelled: // released; the statement that read it may have begun before that
-		return none, nil
-	case f.job == nil && !fingerprint.SamePayload(r.fingerprint, f.fingerprint):
-		live := int16(StateRunning)
-		err := &MismatchError{
-			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: State(r.state.Job(&live))},
-			Detail: "only a fingerprint of the first payload is stored, so what differs is not known",
-		}
-		f.emit(ctx, EventMismatch, r.token, err)
-		return none, err
-	case r.state == table.FenceCompleted:
-		c.Token, c.Since, c.identity, c.Replayed, c.broken = r.token, r.since, r.identity, true, r.detail
-		if r.result != "" {
-			c.Result = json.RawMessage(r.result)
-		}
-		f.emit(ctx, EventReplayed, r.token, nil)
-		return none, nil
-	case alive:
-		rest := r.until.Sub(r.now)
-		soon := maxRetryAfter
-		if f.job != nil { // each try of a waiting job costs a claim, so it waits for half of what is left
-			soon = max(soon, rest/2)
-		}
-		return none, f.inFlight(r, min(rest, soon))
-	case r.state == table.FenceHeld:
-		return none, f.held(r.detail)
-	}
-	return f.judgeDoubt(r, asking)
-}
-
-// inFlight says that a fence's work is under way, and when to ask again.
-func (f *Fence) inFlight(r fenceRow, rest time.Duration) *InFlightError {
-	e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
-	e.Scope, e.Key, e.JobID, e.Effect = f.subject()
-	return e
-}
-
-// judgeDoubt is judge for a fence whose outcome is unknown: the policy decides.
-func (f *Fence) judgeDoubt(r fenceRow, asking bool) (doubt, error) {
-	switch p := f.policy; {
-	case p.ask != nil && !asking:
-		return none, f.uncertain(r.detail, nil)
-	case p.ask != nil:
-		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
-		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
-			e := f.inFlight(r, rest)
-			if r.state == table.FenceUncertain {
-				e.Detail = r.detail
-			}
-			return none, e
-		}
-		return running, nil
-	case p.hold || !p.stillRuns(r.since, r.now):
-		return holding, nil
-	}
-	return running, nil
-}
-
 // Resolution is a person's decision about work whose outcome is unknown: Applied, NeverApplied or AskAgain.
 type Resolution struct {
 	state  table.FenceState
@@ -250,34 +142,20 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	if err != nil {
 		return err
 	}
-	var settled bool
-	args := []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}
-	err = f.q.store.Send(ctx, db, pg.ForCaller, stmt.ResolveFence, args, pg.Row(&settled))
-	switch {
-	case err != nil:
-		return fmt.Errorf("onceq: resolving %s: %w", f, err)
-	case !settled:
-		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
+	settled, err := f.f.Resolve(ctx, db, r.state, raw, DefaultWindow)
+	if err == nil && !settled {
+		err = fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}
-	return nil
+	return err
 }
 
 // Resolve settles the fence if it is uncertain or held, or if its lease has run out, inside db; a nil db is the pool. If
 // there is nothing to resolve, the error is ErrNotFound.
 func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	if db == nil {
-		db = f.db
+		db = f.f.DB
 	}
 	return f.resolve(ctx, db, r)
-}
-
-// heldLately are jobs that this process has written as held. An effect is held, and reported, before its
-// handler ends, so somebody may have settled it when the job was not held yet, or settle it in a transaction
-// that is open now. So the process looks at once whether one of its effects is still held, and then once a
-// minute for ten minutes.
-type heldLately struct {
-	mu    sync.Mutex
-	until map[int64]time.Time
 }
 
 // unhold runs jobs again that were written just now as held, if none of their effects is held any more.
@@ -285,59 +163,21 @@ func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 	if len(ids) == 0 {
 		return
 	}
-	now := time.Now()
-	h := &q.held
-	h.mu.Lock()
-	maps.DeleteFunc(h.until, func(_ int64, until time.Time) bool { return now.After(until) })
+	q.held.Add(ids)
 	for _, id := range ids {
-		if h.until == nil {
-			h.until = make(map[int64]time.Time)
-		}
-		if len(h.until) < table.Remembered {
-			h.until[id] = now.Add(10 * time.Minute)
-		}
-	}
-	h.mu.Unlock()
-	for _, id := range ids {
-		if err := unholdOne(ctx, q, db, id); err != nil {
+		if err := q.held.Look(id, unholdOne(ctx, q, db)); err != nil {
 			q.log.WarnContext(ctx, "onceq: it is not known whether somebody has settled the effects of a job that is held now; a worker looks again within a minute", "job", id, "error", err)
 		}
 	}
 }
 
-// unholdAll looks again at the jobs that this process has written as held.
-func unholdAll(ctx context.Context, q *Queue, db DB) (failed error) {
-	h := &q.held
-	h.mu.Lock()
-	looked := maps.Clone(h.until)
-	h.mu.Unlock()
-	for id, until := range looked {
-		if time.Now().Before(until) {
-			if err := unholdOne(ctx, q, db, id); err != nil {
-				failed = err
-			}
-		}
-	}
-	return failed
-}
-
 // unholdOne runs a held job again if none of its effects is held. One that somebody has locked waits for the next look.
-func unholdOne(ctx context.Context, q *Queue, db DB, id int64) error {
-	h := &q.held
-	h.mu.Lock()
-	looked := h.until[id]
-	h.mu.Unlock()
-	r, err := q.redriveBy(ctx, db, pg.Brief, []int64{id}, []int16{int16(StateHeld)}, map[int64]bool{})
-	if pg.LockedOut(err) || err == nil && len(r.Held) > 0 {
-		return nil
+func unholdOne(ctx context.Context, q *Queue, db DB) func(id int64) (decided bool, err error) {
+	return func(id int64) (decided bool, err error) {
+		r, err := q.redriveBy(ctx, db, pg.Brief, []int64{id}, []int16{int16(StateHeld)}, map[int64]bool{})
+		if pg.LockedOut(err) || err == nil && len(r.Held) > 0 {
+			return false, nil
+		}
+		return err == nil, err
 	}
-	if err != nil {
-		return err
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.until[id].Equal(looked) { // else it ran and was held again since
-		delete(h.until, id)
-	}
-	return nil
 }

@@ -185,7 +185,7 @@ var built = map[string]string{
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/enqueue", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", "internal/count", "internal/executor", "internal/presence", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
+	listing.Compare(t, ".", []string{"internal/table", "internal/pg", "internal/reap", "internal/stmt", "internal/enqueue", "internal/fence", "internal/paused", "internal/citus", "internal/claimer", "internal/promoter", "internal/hold", "internal/slot", "internal/finish", "internal/count", "internal/executor", "internal/presence", ".", "internal/lazytx"}, built, "internal/tests/testdata/statements.sql", *update)
 }
 
 // Statements that are written whole, and the migration, use the same numbers as state.go.

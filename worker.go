@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceq/onceq/internal/claimer"
 	"github.com/onceq/onceq/internal/executor"
+	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/lazytx"
@@ -129,7 +130,7 @@ type shared struct {
 	quarantine *quarantine.Turn // of the process: the turn to start a job that has lost a lease
 	late       sync.Map         // token → task.Late: handlers that do not return
 	far        slot.Distance    // of the database, for the slots of rates
-	held       heldLately       // jobs that may run again
+	held       fence.HeldJobs   // jobs that may run again
 }
 
 // NewWorker checks the configuration and the handlers; there may be one handler for each kind. Jobs of other kinds are left

@@ -45,7 +45,7 @@ func (s FenceState) Job(live *int16) State {
 // fence keeps its lifetime and its fingerprint for a Redrive. If the key is to stay taken (Filter.KeepKeys),
 // or if nobody knows whether the job was claimed (reapOrphans), the token counts one claim.
 //
-// A claimed fence whose lease has run out is not free: its outcome is uncertain (uncertain.go). A released
+// A claimed fence whose lease has run out is not free: its outcome is uncertain (internal/fence). A released
 // fence is cancelled and has lifetime 0, whatever its window was: it is free at once. The row stays until the
 // key is taken again or the Reaper removes it. With lifetime 0 no clock is asked: it may have been set back
 // since the work was finished.

@@ -30,12 +30,12 @@ const (
 	OfEvent   = "4"
 )
 
-// Classes of keys as onceq.Class has them, of those that it does not export.
+// Classes of keys: see onceq.Class.
 const (
 	ClassJob = iota
-	_        // ClassApplication
-	_        // ClassRequest
-	_        // those of effects
+	ClassApplication
+	ClassRequest
+	ClassEffect
 	ClassEvent
 )
 

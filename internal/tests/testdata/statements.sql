@@ -62,7 +62,7 @@ mine as (
 )
 select exists (select from ok), exists (select from mine);
 
--- await.go: readAwait.read
+-- await.go: read.read
 select a.state, (extract(epoch from a.until - statement_timestamp()) * 1e6)::bigint, coalesce(a.payload::text, '')
   from onceq.job_awaits a
  where a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint;
