@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -221,28 +220,4 @@ func linksOf(found []resolved, answers []enqueue.Answer) (links []enqueue.Link) 
 		}
 	}
 	return links
-}
-
-// cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps
-// no other from it; it is tried again in a minute.
-func cancelFollowers(ctx context.Context, q *Queue, db DB, ids []int64) error {
-	if len(ids) == 0 {
-		return nil
-	}
-	_, err := q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, ids, DefaultWindow.Milliseconds())
-	if pg.BadData(err) {
-		for _, id := range ids {
-			if _, err = q.cancelBy(ctx, db, pg.Hot, stmt.CancelDead, []int64{id}, DefaultWindow.Milliseconds()); pg.BadData(err) {
-				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
-				err = q.store.Send(ctx, db, pg.Hot, stmt.CallLater, []any{id}, pg.NoRows)
-			}
-			if err != nil {
-				break
-			}
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.store.Told(err))
-	}
-	return nil
 }

@@ -11,8 +11,10 @@ import (
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/fence"
 	"github.com/onceq/onceq/internal/fingerprint"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/quarantine"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/task"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -55,12 +57,12 @@ func (forOps) State(ctx context.Context, q *Queue, db DB, id int64) (State, erro
 
 func (forOps) Cancel(ctx context.Context, q *Queue, db DB, ids []int64,
 	running, keep bool) (cancelled, asked int, err error) {
-	return q.cancel(ctx, db, ids, running, keep)
+	return q.canceller().Jobs(ctx, db, ids, running, keep)
 }
 
 func (forOps) Redrive(ctx context.Context, q *Queue, db DB, ids []int64, states []int16,
-	led map[int64]bool) (bridge.Redriven, error) {
-	return q.redriveBy(ctx, db, pg.ForCaller, ids, states, led)
+	led map[int64]bool) (table.Redriven, error) {
+	return finish.Redrive(ctx, q.store, db, pg.ForCaller, ids, states, DefaultWindow.Milliseconds(), led)
 }
 
 func (forOps) Taken(ctx context.Context, q *Queue, db DB, scope, key string) (Result, error) {

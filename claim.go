@@ -17,6 +17,7 @@ import (
 	"github.com/onceq/onceq/internal/cursor"
 	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/hold"
+	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/paused"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/promoter"
@@ -89,7 +90,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 // promotes is for a promoter over these connections that starts nothing by itself.
 func (q *Queue) promotes(db *pgxpool.Pool) promoter.Config {
 	return promoter.Config{Store: q.store, Troubles: &q.troubles, Log: q.log, DB: db, Woken: func(string) {},
-		Cancel: func(ctx context.Context, ids []int64) error { return cancelFollowers(ctx, q, db, ids) }}
+		Cancel: func(ctx context.Context, ids []int64) error { return q.canceller().Followers(ctx, db, ids, q.log) }}
 }
 
 // check refuses what cannot be, and sets defaults.
@@ -380,7 +381,7 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, lease time.Duration, n *int64
 		l.Payload = json.RawMessage(payload)
 	}
 	if metadata != "" {
-		l.Metadata = readMetadata(metadata)
+		l.Metadata = jsonb.Texts(metadata)
 	}
 	h.ID, h.Token, h.Kind, h.Lost, h.Claimed, h.Lease = l.ID, l.Token, l.Kind, l.Lost, l.Until.Add(-lease), l
 	h.Keyed, h.Lane, h.Limit, h.Weight = l.Key != "", l.Lane, l.Limit, l.Weight

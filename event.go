@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/guard"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -102,7 +103,7 @@ type observer struct {
 	guard    *guard.Guard   // calls the application's functions
 	hook     Hook           // nil for none
 	troubles watch.Troubles // background work that fails
-	waits    waits          // calls of Wait
+	waits    finish.Waits   // calls of Wait
 }
 
 // level is the level at which an event that ends an attempt is logged: see Kind.LogLevel.

@@ -55,7 +55,7 @@ func encodeJSON(field string, v any) (string, error) {
 			if isPanic(err) {
 				return "", err
 			}
-			return "", invalid(field, "does not encode as JSON: %s", marshalFault(err))
+			return "", invalid(field, "does not encode as JSON: %s", jsonb.Fault(err))
 		}
 	}
 	if len(raw) == 0 {
@@ -139,7 +139,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	case err == nil:
 		l.hold.ByHandler.Store(true)
 		l.hold.Accepted.Store(true)
-		l.q.waits.ended(l.ID)
+		l.q.waits.Ended(l.ID)
 		if level := l.level(EventCompleted); l.q.watched(level) {
 			e := l.event(EventCompleted)
 			e.Run = time.Since(l.hold.Began)
@@ -245,7 +245,7 @@ func (q *Queue) finished(ctx context.Context, o finish.Outcome, stale bool) {
 	case o.State == table.StateWaiting:
 		t = EventReleased
 	}
-	q.waits.ended(o.Hold.ID) // or the job runs again
+	q.waits.Ended(o.Hold.ID) // or the job runs again
 	level := leaseOf(o.Hold).level(t)
 	if !q.watched(level) {
 		return

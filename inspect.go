@@ -6,14 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
@@ -106,28 +104,6 @@ func (q *Queue) job(ctx context.Context, db DB, id int64, content bool, scope, k
 	return k, err
 }
 
-// readMetadata reads a job's metadata. What somebody wrote by hand may be something else than texts: of an object, the other
-// values become their JSON, and anything else is no metadata. An error would stop all jobs that were claimed together.
-func readMetadata(text string) map[string]string {
-	var all map[string]string
-	if json.Unmarshal([]byte(text), &all) == nil {
-		return all
-	}
-	var values map[string]json.RawMessage
-	if json.Unmarshal([]byte(text), &values) != nil {
-		return nil
-	}
-	all = make(map[string]string, len(values))
-	for name, value := range values {
-		var one string
-		if json.Unmarshal(value, &one) != nil {
-			one = string(value)
-		}
-		all[name] = one
-	}
-	return all
-}
-
 func (i *JobInfo) scan(rows pgx.Rows, more ...any) error {
 	var scope, key, payload, metadata, result, errs, note, path, line *string
 	var leased, finished, keep *time.Time
@@ -155,7 +131,7 @@ func (i *JobInfo) scan(rows pgx.Rows, more ...any) error {
 		i.Result = json.RawMessage(*result)
 	}
 	if metadata != nil {
-		i.Metadata = readMetadata(*metadata)
+		i.Metadata = jsonb.Texts(*metadata)
 		i.Timeout = ownTimeout(i.Metadata[table.TimeoutMember])
 	}
 	if err := i.noted(note); err != nil {
@@ -257,7 +233,7 @@ func (q *Queue) Wait(ctx context.Context, ref JobRef) (JobInfo, error) {
 			return now, nil
 		}
 		if job.ID == 0 {
-			defer q.waits.add(now.ID, ended)()
+			defer q.waits.Add(now.ID, ended)()
 		}
 		job = now
 		select {
@@ -267,49 +243,6 @@ func (q *Queue) Wait(ctx context.Context, ref JobRef) (JobInfo, error) {
 			pause = soon // the transaction that ends the job may not have committed yet
 		case <-time.After(pause):
 			pause = min(2*pause, time.Second)
-		}
-	}
-}
-
-// waits are the calls of Wait, by their jobs. There is no notification, because a job is mostly claimed before
-// somebody waits for it: its completion would have to look who does, and every job would pay (BOUNDS.md).
-type waits struct {
-	count atomic.Int32 // of all
-	mu    sync.Mutex   // guards calls, and is held for no longer than that takes
-	calls map[int64][]chan struct{}
-}
-
-// add has the end of a job send to a channel that has room for one value. remove ends that.
-func (w *waits) add(id int64, ended chan struct{}) (remove func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.calls == nil {
-		w.calls = make(map[int64][]chan struct{})
-	}
-	w.calls[id] = append(w.calls[id], ended)
-	w.count.Add(1)
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.count.Add(-1)
-		w.calls[id] = slices.DeleteFunc(w.calls[id], func(c chan struct{}) bool { return c == ended })
-		if len(w.calls[id]) == 0 {
-			delete(w.calls, id)
-		}
-	}
-}
-
-// ended says that an attempt at a job has ended, or does so when a transaction commits.
-func (w *waits) ended(id int64) {
-	if w.count.Load() == 0 {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, ended := range w.calls[id] {
-		select {
-		case ended <- struct{}{}:
-		default:
 		}
 	}
 }

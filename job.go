@@ -218,11 +218,9 @@ func storedTime(field string, t time.Time) (time.Time, error) {
 	return stored, nil
 }
 
-const maxLease = 7 * 24 * time.Hour // a longer one would keep the work of a process that died
-
 // checkLease refuses a lease, or what makes one, that is too short or too long.
 func checkLease(field string, d, least time.Duration) error {
-	if d < least || d > maxLease {
+	if d < least || d > 7*24*time.Hour { // a longer one would keep the work of a process that died
 		return invalid(field, "is %s; %s to a week is possible", d, least)
 	}
 	return nil

@@ -417,27 +417,9 @@ func tame(err error) error {
 	if err == nil {
 		return nil
 	}
-	var text string
-	p := guard.Call(func() {
-		text = err.Error()
-		var tamed *longError
-		_ = errors.Is(err, ErrLeaseLost) || errors.As(err, &tamed) // these call Is, As and Unwrap of all that err wraps
-	})
-	switch {
-	case p != nil:
+	tame, p := guard.Tame(err, finish.MaxText, finish.Text)
+	if p != nil {
 		return panicked(fmt.Sprintf("a method of the error, a %T,", err), p)
-	case len(text) > finish.MaxText:
-		return &longError{finish.Text(text), err}
 	}
-	return err
+	return tame
 }
-
-// longError is an error whose text was cut.
-type longError struct {
-	text string
-	err  error
-}
-
-func (e *longError) Error() string { return e.text }
-
-func (e *longError) Unwrap() error { return e.err }

@@ -96,7 +96,8 @@ func (r *run) newPresence(db, slow DB) *presence.Presence {
 	cfg := presence.Config{
 		Store: q.store, Troubles: &q.troubles, ID: r.id, DB: db, Set: r.exec.Set, Tally: r.exec.Tally,
 		Chores: func(ctx context.Context) error {
-			return errors.Join(heedAll(ctx, q, db, slow), q.held.All(unholdOne(ctx, q, slow)), r.face.limits.Ask(ctx, q.store, db, q.log))
+			failed := errors.Join(q.canceller().HeedAll(ctx, db, slow), q.held.All(unholdOne(ctx, q, slow)))
+			return errors.Join(failed, r.face.limits.Ask(ctx, q.store, db, q.log))
 		},
 	}
 	queues := make(map[string]int, len(w.queues))

@@ -205,19 +205,6 @@ func (c *encoder) addPayload(r *enqueue.Row, j *Job) error {
 	return nil
 }
 
-// marshalFault says why a value does not encode, without the value, which the error may quote.
-func marshalFault(err error) string {
-	var unsupported *json.UnsupportedTypeError
-	var own *json.MarshalerError
-	switch {
-	case errors.As(err, &unsupported):
-		return "it has a " + unsupported.Type.String()
-	case errors.As(err, &own):
-		return "the encoding of " + own.Type.String() + " failed"
-	}
-	return "it has a value that JSON cannot hold"
-}
-
 // marshalled calls marshal, and so the value's own MarshalJSON.
 func marshalled(field string, v any, marshal func(any) ([]byte, error)) (raw []byte, err error) {
 	if p := guard.Call(func() { raw, err = marshal(v) }); p != nil {
@@ -248,7 +235,7 @@ func encodePayload(field string, payload any, marshal func(any) ([]byte, error))
 			if isPanic(err) {
 				return nil, false, err
 			}
-			return nil, false, invalid(field, "does not encode as JSON: %s", marshalFault(err))
+			return nil, false, invalid(field, "does not encode as JSON: %s", jsonb.Fault(err))
 		}
 	}
 	if len(raw) > MaxPayloadBytes {

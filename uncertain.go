@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/fence"
+	"github.com/onceq/onceq/internal/finish"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -174,7 +175,8 @@ func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 // unholdOne runs a held job again if none of its effects is held. One that somebody has locked waits for the next look.
 func unholdOne(ctx context.Context, q *Queue, db DB) func(id int64) (decided bool, err error) {
 	return func(id int64) (decided bool, err error) {
-		r, err := q.redriveBy(ctx, db, pg.Brief, []int64{id}, []int16{int16(StateHeld)}, map[int64]bool{})
+		ids, states := []int64{id}, []int16{int16(StateHeld)}
+		r, err := finish.Redrive(ctx, q.store, db, pg.Brief, ids, states, DefaultWindow.Milliseconds(), map[int64]bool{})
 		if pg.LockedOut(err) || err == nil && len(r.Held) > 0 {
 			return false, nil
 		}

@@ -458,26 +458,3 @@ func TestOwnTimeout(t *testing.T) {
 	}
 	require.Zero(t, testing.AllocsPerRun(100, func() { ownTimeout("") }))
 }
-
-// A job that ends wakes each call that waits for it, and none that waits for another. A call that has ended
-// leaves nothing.
-func TestWaits(t *testing.T) {
-	t.Parallel()
-	var w waits
-	a, b, other := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-	removeA, removeB, removeOther := w.add(1, a), w.add(1, b), w.add(2, other)
-	w.ended(1)
-	w.ended(1) // nobody has read the first value
-	removeA()
-	<-b
-	w.ended(1)
-	removeB()
-	removeOther()
-	w.ended(1)
-	if len(a) != 1 || len(b) != 1 || len(other) != 0 {
-		t.Errorf("values: %d, %d, %d; want 1, 1, 0", len(a), len(b), len(other))
-	}
-	if len(w.calls) != 0 || w.count.Load() != 0 {
-		t.Errorf("left: %v, %d", w.calls, w.count.Load())
-	}
-}

@@ -28,10 +28,7 @@ import (
 	"github.com/onceq/onceq/internal/stmt"
 )
 
-const (
-	defaultConcurrency = 100
-	defaultShutdown    = 20 * time.Second
-)
+const defaultConcurrency = 100
 
 // WorkerConfig configures a Worker. With the zero value a Worker works the queues of its handlers' kinds.
 type WorkerConfig struct {
@@ -142,7 +139,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	pool := q.store.Pool.Config()
 	w := &Worker{
 		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
-		lease: cmp.Or(cfg.Lease, DefaultLease), poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, defaultShutdown),
+		lease: cmp.Or(cfg.Lease, DefaultLease), poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, 20*time.Second),
 		pipelines: lazytx.Pipelines(pool.ConnConfig),
 	}
 	if err := w.addHandlers(handlers); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/table"
 	"github.com/onceq/onceq/internal/watch"
 )
 
@@ -34,7 +35,7 @@ type library interface {
 	Cancel(ctx context.Context, q *onceq.Queue, db onceq.DB, ids []int64,
 		running, keep bool) (cancelled, asked int, err error)
 	Redrive(ctx context.Context, q *onceq.Queue, db onceq.DB, ids []int64, states []int16,
-		led map[int64]bool) (bridge.Redriven, error)
+		led map[int64]bool) (table.Redriven, error)
 	Taken(ctx context.Context, q *onceq.Queue, db onceq.DB, scope, key string) (onceq.Result, error)
 	Groups(ctx context.Context, q *onceq.Queue, db onceq.DB, after int64, limit int, one int64,
 		members bool, take func(g onceq.GroupInfo, open, dead []int64)) error

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
-	"github.com/onceq/onceq/internal/bridge"
 	"github.com/onceq/onceq/internal/pg"
 	"github.com/onceq/onceq/internal/table"
 )
@@ -21,7 +20,7 @@ var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before dis
 var redrivable = []onceq.State{onceq.StateDead, onceq.StateCancelled, onceq.StateHeld}
 
 func (q *Ops) redrive(ctx context.Context, db onceq.DB, ids []int64, states []onceq.State,
-	led map[int64]bool) (bridge.Redriven, error) {
+	led map[int64]bool) (table.Redriven, error) {
 	_, past := (&Filter{States: states}).states()
 	return root.Redrive(ctx, q.q, db, ids, past, led)
 }

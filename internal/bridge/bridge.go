@@ -24,6 +24,3 @@ type Job struct {
 	Until      *time.Time // and until when; nil for neither
 	At         time.Time  // the database's time
 }
-
-// Redriven says what became of the jobs of one statement: see the function redrive of the schema.
-type Redriven struct{ Back, Taken, Held, Early, UsedUp []int64 }

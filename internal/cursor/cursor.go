@@ -98,9 +98,9 @@ const (
 
 // The priorities, as the tables have them.
 const (
-	high   = -1
-	normal = 0
-	low    = 1
+	high = iota - 1
+	normal
+	low
 )
 
 // Beginning is not after any due time that Enqueue accepts.

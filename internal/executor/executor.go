@@ -33,9 +33,8 @@ import (
 
 // The numbers that somebody has chosen.
 const (
-	conflictTries = 30                     // runs of a handler whose transaction Postgres wants run again
-	nextFew       = 20                     // jobs that run, with a limit: with more, claims are faster
-	beatPatience  = 100 * time.Millisecond // of a beat for the session: leases run out meanwhile
+	conflictTries = 30 // runs of a handler whose transaction Postgres wants run again
+	nextFew       = 20 // jobs that run, with a limit: with more, claims are faster
 )
 
 // Why handlers' contexts end.
@@ -124,7 +123,7 @@ func New(ctx context.Context, cfg Config, set task.Config) *Executor {
 	x.base, x.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	set.Store, set.Troubles, set.Log, set.Observer = cfg.Store, cfg.Troubles, cfg.Log, cfg.Face
 	set.ID, set.Lease, set.Base, set.Ctx = cfg.ID, cfg.Lease, x.base, writing
-	set.DB = pg.Quick{Own: cfg.Own, Patience: beatPatience}
+	set.DB = pg.Quick{Own: cfg.Own, Patience: pg.Brief.Patience} // leases run out meanwhile
 	x.Set = task.NewSet(set)
 	x.Tally = count.NewTally(cfg.Store, cfg.Own.Outcomes)
 	x.outbox = outbox.New(outbox.Config{

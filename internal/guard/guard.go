@@ -4,6 +4,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -28,6 +29,31 @@ func Call(fn func()) (p *Panic) {
 	fn()
 	return nil
 }
+
+// Tame calls what errors.Is and errors.As call of err, which may panic, as on a nil pointer that was returned as
+// an error. An error whose text is longer than most is wrapped, with the text cut.
+func Tame(err error, most int, cut func(string) string) (tame error, p *Panic) {
+	var text string
+	p = Call(func() {
+		text = err.Error()
+		var long *longError
+		_ = errors.Is(err, context.Canceled) || errors.As(err, &long)
+	})
+	if p == nil && len(text) > most {
+		return &longError{cut(text), err}, nil
+	}
+	return err, p
+}
+
+// longError is an error whose text was cut.
+type longError struct {
+	text string
+	err  error
+}
+
+func (e *longError) Error() string { return e.text }
+
+func (e *longError) Unwrap() error { return e.err }
 
 // apart is Call in a goroutine of its own, which fn may end: nothing stops that. It takes half a microsecond.
 func apart(fn func()) *Panic {

@@ -4,6 +4,7 @@ package jsonb
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -429,4 +430,40 @@ func (s *scanner) number() error {
 		s.out = strconv.AppendInt(s.out, int64(power), 10)
 	}
 	return nil
+}
+
+// Texts reads a job's metadata. What somebody wrote by hand may be something else than texts: of an object, the
+// other values become their JSON, and anything else is no metadata. An error would stop all jobs that were
+// claimed together.
+func Texts(text string) map[string]string {
+	var all map[string]string
+	if json.Unmarshal([]byte(text), &all) == nil {
+		return all
+	}
+	var values map[string]json.RawMessage
+	if json.Unmarshal([]byte(text), &values) != nil {
+		return nil
+	}
+	all = make(map[string]string, len(values))
+	for name, value := range values {
+		var one string
+		if json.Unmarshal(value, &one) != nil {
+			one = string(value)
+		}
+		all[name] = one
+	}
+	return all
+}
+
+// Fault says why a value does not encode, without the value, which the error may quote.
+func Fault(err error) string {
+	var unsupported *json.UnsupportedTypeError
+	var own *json.MarshalerError
+	switch {
+	case errors.As(err, &unsupported):
+		return "it has a " + unsupported.Type.String()
+	case errors.As(err, &own):
+		return "the encoding of " + own.Type.String() + " failed"
+	}
+	return "it has a value that JSON cannot hold"
 }

@@ -423,7 +423,7 @@ func (o *Conns) hears(ctx, opening context.Context, conn *pgx.Conn) (prepares bo
 	if err := Query(opening, o.spare, greet, []any{hello}, Row(&prepares)); err != nil { // through another connection
 		return false, err
 	}
-	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
+	confirm, cancel := context.WithTimeout(ctx, silentAfter)
 	defer cancel()
 	for heard := ""; heard != hello && err == nil; { // a pooler's connection gets those of others, which have listened there before
 		var n *pgconn.Notification
@@ -433,10 +433,10 @@ func (o *Conns) hears(ctx, opening context.Context, conn *pgx.Conn) (prepares bo
 	}
 	if err != nil && ctx.Err() == nil && pgconn.Timeout(err) {
 		// This is probably a pooler. It should not keep a server session that listens for nobody.
-		unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
+		unlisten, cancel := context.WithTimeout(ctx, silentAfter)
 		defer cancel()
 		_, _ = o.spare.Exec(unlisten, "unlisten "+hello)
-		return false, fmt.Errorf("%w within %s", ErrUnheard, confirmWithin)
+		return false, fmt.Errorf("%w within %s", ErrUnheard, silentAfter)
 	}
 	if err == nil {
 		_, err = conn.Exec(opening, "unlisten "+hello)

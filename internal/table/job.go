@@ -69,7 +69,7 @@ const (
 
 // The same in SQL: how far the id is shifted, and the token of a row of jobs or job_history. In TokenOfGone the row is g.
 const (
-	TokenBitsSQL = string(rune('0'+TokenBits/10)) + string(rune('0'+TokenBits%10))
+	TokenBitsSQL = `20`
 	TokenOfRow   = `id << ` + TokenBitsSQL + ` | claims::bigint`
 	TokenOfGone  = `g.id << ` + TokenBitsSQL + ` | g.claims::bigint`
 )

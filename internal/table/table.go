@@ -111,6 +111,9 @@ const (
 select e.settled, e.held from onceq.resolve_effects($1::bigint[], $2::smallint[], $3::smallint, $4::text, $5::text) e`
 )
 
+// Redriven says what became of the jobs of one statement: see the function redrive of the schema.
+type Redriven struct{ Back, Taken, Held, Early, UsedUp []int64 }
+
 // Stuck is what a worker writes into its row about slots that are held by handlers of one kind in one queue
 // that do not return.
 type Stuck struct {
