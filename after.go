@@ -3,16 +3,10 @@ package onceq
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onceq/onceq/internal/enqueue"
-	"github.com/onceq/onceq/internal/pg"
-	"github.com/onceq/onceq/internal/stmt"
-	"github.com/onceq/onceq/internal/table"
 )
 
 // A job that waits for others is a follower, those are its members, and together they are a group, whose id is the
@@ -117,107 +111,33 @@ func (r JobRef) check(field string) error {
 	return cmp.Or(checkName(field+".Scope", r.Scope, MaxScopeBytes), checkName(field+".Key", r.Key, MaxKeyBytes))
 }
 
-// resolved is what the After of one job in a call means: the ids, or the places of earlier jobs in the same call.
-type resolved struct {
-	links []enqueue.Link // without group
-	here  []int
-}
-
 // resolveAfter finds the jobs that those in a call wait for, before anything is written. It returns nil if no job waits.
-func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, rows []enqueue.Row) ([]resolved, error) {
+func resolveAfter(ctx context.Context, q *Queue, db DB, jobs []Job, rows []enqueue.Row) ([]enqueue.Found, error) {
 	if !slices.ContainsFunc(jobs, func(j Job) bool { return len(j.After) > 0 }) {
 		return nil, nil
 	}
-	own := make(map[JobRef]int) // the jobs of this call by their keys
-	type place struct{ job, ref int }
-	var asked []place
-	var scopes, keys []string
-	found := make([]resolved, len(jobs))
+	after := make([][]enqueue.Ref, len(jobs))
 	for i := range jobs {
-		for k, ref := range jobs[i].After {
-			if ref.ID != 0 {
-				found[i].links = append(found[i].links, enqueue.Link{Job: ref.ID})
-				continue
-			}
-			if at, ok := own[ref]; ok {
-				found[i].here = append(found[i].here, at)
-				continue
-			}
-			asked, scopes, keys = append(asked, place{i, k}), append(scopes, ref.Scope), append(keys, ref.Key)
-		}
-		if r := &rows[i]; r.Key != "" {
-			own[JobRef{Scope: r.Header.Scope, Key: r.Key}] = i
+		for _, ref := range jobs[i].After {
+			after[i] = append(after[i], enqueue.Ref(ref))
 		}
 	}
-	field := func(p place) string { return afterField(len(jobs), p.job, p.ref) }
-	var last int64
-	err := q.store.Send(ctx, db, pg.AsIs, stmt.ReadRefs, []any{scopes, keys}, pg.Each(func(read pgx.Rows) error {
-		var n int64
-		var id *int64
-		var state *table.FenceState
-		l := enqueue.Link{}
-		if err := read.Scan(&n, &id, &state, &l.Result, &last); err != nil || n == 0 {
-			return err
-		}
-		p := asked[n-1]
-		if id == nil {
-			r := &rows[p.job]
-			return noSuchJob(field(p), jobs[p.job].After[p.ref], JobRef{Scope: r.Header.Scope, Key: r.Key}, own)
-		}
-		if l.Job = *id; state.Job(nil).Finished() {
-			l.State = state.Job(nil)
-		}
-		found[p.job].links = append(found[p.job].links, l)
-		return nil
-	}))
-	if err != nil {
-		var bad *InvalidError
-		if errors.As(err, &bad) {
-			return nil, err
-		}
-		return nil, fmt.Errorf("onceq: reading the jobs that another one is to wait for: %w", q.store.Told(err))
+	found, none, err := q.intake.Find(ctx, db, rows, after)
+	if none == nil {
+		return found, err
 	}
-	for i := range jobs {
-		for k, ref := range jobs[i].After {
-			if ref.ID > last {
-				return nil, invalid(field(place{i, k}), "names job %d, and ids were drawn only up to %d", ref.ID, last)
-			}
-		}
+	ref := jobs[none.Job].After[none.Ref]
+	field := fmt.Sprintf("After[%d]", none.Ref)
+	if len(jobs) > 1 {
+		field = fmt.Sprintf("jobs[%d].%s", none.Job, field)
 	}
-	return found, nil
-}
-
-// noSuchJob refuses a key in After that no job has yet. self is that of the job that waits; own are the jobs of the call by their keys.
-func noSuchJob(field string, ref, self JobRef, own map[JobRef]int) error {
-	switch at, here := own[ref]; {
-	case ref == self:
-		return invalid(field, "names %s, which is that of the job itself; a job cannot wait for itself", ref)
-	case here:
-		return invalid(field, "names %s, which is that of a later one in this call (the one with index %d); put that one before", ref, at)
+	switch {
+	case ref.ID != 0:
+		return nil, invalid(field, "names job %d, and ids were drawn only up to %d", ref.ID, none.Last)
+	case none.At == none.Job:
+		return nil, invalid(field, "names %s, which is that of the job itself; a job cannot wait for itself", ref)
+	case none.At >= 0:
+		return nil, invalid(field, "names %s, which is that of a later one in this call (the one with index %d); put that one before", ref, none.At)
 	}
-	return invalid(field, "names %s, which no job has; enqueue that job before, in the same transaction or earlier", ref)
-}
-
-func afterField(jobs, job, ref int) string {
-	if jobs == 1 {
-		return fmt.Sprintf("After[%d]", ref)
-	}
-	return fmt.Sprintf("jobs[%d].After[%d]", job, ref)
-}
-
-// linksOf gives what the jobs in a call wait for that were accepted.
-func linksOf(found []resolved, answers []enqueue.Answer) (links []enqueue.Link) {
-	for i, f := range found {
-		if answers[i].Duplicate || answers[i].ID == 0 {
-			continue
-		}
-		for _, l := range f.links {
-			l.Group = answers[i].ID
-			links = append(links, l)
-		}
-		for _, at := range f.here {
-			links = append(links, enqueue.LinkTo(answers[i].ID, answers[at], false))
-		}
-	}
-	return links
+	return nil, invalid(field, "names %s, which no job has; enqueue that job before, in the same transaction or earlier", ref)
 }

@@ -170,7 +170,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, rows []enque
 	if after != nil {
 		c.Open = mustOpen
 		c.Link = func(ctx context.Context, db pg.DB, answers []enqueue.Answer) error {
-			return q.intake.WriteLinks(ctx, db, linksOf(after, answers))
+			return q.intake.WriteLinks(ctx, db, enqueue.LinksOf(after, answers))
 		}
 	}
 	answers, err := c.Many(ctx, db)

@@ -255,6 +255,101 @@ func LinkTo(group int64, a Answer, member bool) Link {
 	return l
 }
 
+// Ref names a job that another one is to wait for: see onceq.JobRef.
+type Ref struct {
+	ID         int64
+	Scope, Key string
+}
+
+// Found is what one row is to wait for: ids, or the places of earlier rows of the call.
+type Found struct {
+	links []Link // without group
+	here  []int
+}
+
+// NotFound is a reference that no job fits: the place of the row, that of the reference, and that of the row
+// that has the key, or -1. Last is the latest id that was drawn.
+type NotFound struct {
+	Job, Ref, At int
+	Last         int64
+}
+
+// Find finds the jobs that the rows of a call are to wait for.
+func (in *Intake) Find(ctx context.Context, db pg.DB, rows []Row, after [][]Ref) ([]Found, *NotFound, error) {
+	own := make(map[Ref]int) // the rows by their keys
+	var asked []NotFound
+	var scopes, keys []string
+	found := make([]Found, len(rows))
+	for i := range rows {
+		for k, ref := range after[i] {
+			if ref.ID != 0 {
+				found[i].links = append(found[i].links, Link{Job: ref.ID})
+				continue
+			}
+			if at, ok := own[ref]; ok {
+				found[i].here = append(found[i].here, at)
+				continue
+			}
+			asked, scopes, keys = append(asked, NotFound{Job: i, Ref: k, At: -1}), append(scopes, ref.Scope), append(keys, ref.Key)
+		}
+		if r := &rows[i]; r.Key != "" {
+			own[Ref{Scope: r.Header.Scope, Key: r.Key}] = i
+		}
+	}
+	var none *NotFound
+	var last int64
+	err := in.Store.Send(ctx, db, pg.AsIs, stmt.ReadRefs, []any{scopes, keys}, pg.Each(func(read pgx.Rows) error {
+		var n int64
+		var id *int64
+		var state *table.FenceState
+		l := Link{}
+		if err := read.Scan(&n, &id, &state, &l.Result, &last); err != nil || n == 0 || none != nil {
+			return err
+		}
+		p := asked[n-1]
+		if id == nil {
+			if at, here := own[after[p.Job][p.Ref]]; here {
+				p.At = at
+			}
+			none = &p
+			return nil
+		}
+		if l.Job = *id; state.Job(nil).Finished() {
+			l.State = state.Job(nil)
+		}
+		found[p.Job].links = append(found[p.Job].links, l)
+		return nil
+	}))
+	if err != nil {
+		return nil, nil, fmt.Errorf("onceq: reading the jobs that another one is to wait for: %w", in.Store.Told(err))
+	}
+	for i := range after {
+		for k, ref := range after[i] {
+			if none == nil && ref.ID > last {
+				none = &NotFound{Job: i, Ref: k, Last: last}
+			}
+		}
+	}
+	return found, none, nil
+}
+
+// LinksOf gives what the rows wait for that were accepted.
+func LinksOf(found []Found, answers []Answer) (links []Link) {
+	for i, f := range found {
+		if answers[i].Duplicate || answers[i].ID == 0 {
+			continue
+		}
+		for _, l := range f.links {
+			l.Group = answers[i].ID
+			links = append(links, l)
+		}
+		for _, at := range f.here {
+			links = append(links, LinkTo(answers[i].ID, answers[at], false))
+		}
+	}
+	return links
+}
+
 // WriteLinks writes rows of job_members.
 func (in *Intake) WriteLinks(ctx context.Context, db pg.DB, links []Link) error {
 	if len(links) == 0 {
