@@ -25,7 +25,7 @@ func workers(t testing.TB, db *queuetest.DB) []onceqops.WorkerInfo {
 
 func TestWorkers_ARowWhileItRuns(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t, queuetest.Config(onceq.Config{Version: "v1.4.2"}))
+	db := queuetest.New(t)
 	batch := onceq.Kind[int]{Name: "batch", Queue: "bulk"}
 	w := start(t, db, onceq.WorkerConfig{
 		Lease:  7 * time.Second,

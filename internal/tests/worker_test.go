@@ -77,7 +77,7 @@ func (w *working) count(e onceq.EventType) (n int) {
 func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...onceq.Handler) *working {
 	t.Helper()
 	w := &working{t: t, db: db, ended: make(chan error, 1)}
-	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: w, Logger: slog.New(slog.NewTextHandler(w, nil))})
+	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Version: "v1.4.2", Hook: w, Logger: slog.New(slog.NewTextHandler(w, nil))})
 	require.NoError(t, err)
 	bridge.Alone(q)
 	w.q = q
