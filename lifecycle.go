@@ -15,6 +15,7 @@ import (
 	"github.com/onceq/onceq/internal/executor"
 	"github.com/onceq/onceq/internal/hold"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/plan"
 	"github.com/onceq/onceq/internal/presence"
 	"github.com/onceq/onceq/internal/promoter"
 	"github.com/onceq/onceq/internal/quarantine"
@@ -22,9 +23,8 @@ import (
 )
 
 // run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run
-// uses it, except that the claimer's goroutine writes what Drain returns. A job goes from the claimer, which
-// has one goroutine and one session for a pool, to the executor. The promoter lets jobs into lanes, and the
-// presence does the worker's chores.
+// uses it, except that the claimer's goroutine writes what Drain returns. A job goes from the claimer to the
+// executor. The promoter lets jobs into lanes, and the presence does the worker's chores.
 type run struct {
 	w        *Worker
 	id       int64 // random
@@ -76,8 +76,8 @@ func newRun(ctx context.Context, w *Worker, own *pg.Conns, drains bool) *run {
 	}
 	r.claimer = claimer.New(claimer.Config{
 		Store: q.store, Troubles: &q.troubles, Log: q.log, Paused: q.pauses, Turn: q.quarantine, DB: quick,
-		Shares: &own.Shares, Worker: claims{r.exec, r.face}, ID: r.id, Kinds: w.kinds, Lease: w.lease, Poll: w.poll,
-		Careful: w.careful, Besides: w.besides,
+		Shares: &own.Shares, Worker: claims{r.exec, r.face}, ID: r.id,
+		Config: plan.Config{Kinds: w.kinds, Lease: w.lease, Poll: w.poll, Careful: w.careful, Besides: w.besides},
 	}, r.exec.Slots(), r.woken)
 	r.listener = r.claimer.Listener
 	promotes := q.promotes(own.Outcomes)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onceq/onceq/internal/nap"
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/plan"
 	"github.com/onceq/onceq/internal/quarantine"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/table"
@@ -21,52 +22,49 @@ import (
 // jobs into their lanes. It claims after that, because what another promoter has let in is due then. cutShort says that ctx ended with
 // work left.
 func (c *Claimer) Drain(ctx context.Context, most int) (cutShort bool, err error) {
-	c.left = most
+	c.plan.Left = most
 	err = c.fillQuarantine(ctx, table.ChunkRows)
 	// While handlers run it asks again for what they enqueue: soon at first, and more rarely while nothing
 	// changes.
 	const first = 2 * time.Millisecond
-	for rest, looks := first, false; c.left > 0 && ctx.Err() == nil; {
-		idle, left, more := c.Worker.HoldsNone(), c.left, true
+	for rest, looks := first, false; c.plan.Left > 0 && ctx.Err() == nil; {
+		idle, left, more := c.Worker.HoldsNone(), c.plan.Left, true
 		if err == nil && looks {
 			more, err = c.Promoter.Drain(ctx, idle)
 		}
 		if err == nil {
 			err = c.claimAll(ctx)
 		}
-		last := err == nil && idle && !more && c.left == left
+		last := err == nil && idle && !more && c.plan.Left == left
 		if last {
 			err = c.fillQuarantine(ctx, math.MaxInt32)
 		}
 		switch {
 		case err != nil && ctx.Err() == nil && !errors.Is(err, pg.ErrSilent): // otherwise there are new connections
 			return false, err
-		case last && err == nil && !slices.ContainsFunc(c.feeds, (*feed).hasMore):
+		case last && err == nil && !slices.ContainsFunc(c.plan.Queues, (*plan.Queue).HasMore):
 			return false, nil
-		case idle && !looks && c.left == left:
+		case idle && !looks && c.plan.Left == left:
 			looks = true
 			continue
-		case c.left < left:
+		case c.plan.Left < left:
 			rest = first
 		}
-		err, looks = nil, c.left == left
+		err, looks = nil, c.plan.Left == left
 		nap.For(ctx, rest, c.wake)
 		rest = min(2*rest, 100*time.Millisecond)
 	}
-	return c.left > 0, nil
+	return c.plan.Left > 0, nil
 }
 
-func (f *feed) hasMore() bool { return f.plan.due || len(f.quarantine.IDs) > 0 }
-
-// claimAll claims from all feeds, from the beginning, until they have come to their end or there is no room.
+// claimAll claims from all queues, from the beginning, until they have come to their end or there is no room.
 func (c *Claimer) claimAll(ctx context.Context) error {
-	for _, f := range c.feeds {
-		f.cursor.Restart()
-		c.isDue(f)
-	}
-	for c.failed = nil; c.failed == nil && c.left > 0 && ctx.Err() == nil; {
+	c.plan.Restart()
+	for c.failed = nil; c.failed == nil && c.plan.Left > 0 && ctx.Err() == nil; {
 		c.obey(c.Paused.Latest.Load())
-		if c.startClaims(ctx, time.Now()); !c.answered() {
+		c.plan.Facts = c.facts()
+		c.plan.Claims(time.Now(), c)
+		if c.act(ctx); !c.answered() {
 			break
 		}
 	}
@@ -76,7 +74,7 @@ func (c *Claimer) claimAll(ctx context.Context) error {
 // fillQuarantine is the rescan of Drain, among the first jobs of each priority, while nothing runs here: for the lease of a job of this
 // drain may seem to be lost. As the rescan does, it warns of kinds without a handler.
 func (c *Claimer) fillQuarantine(ctx context.Context, among int) error {
-	return c.Store.Send(ctx, c.DB, pg.Hot, stmt.FindLost, []any{names(c.feeds), c.kinds, among}, pg.Each(func(rows pgx.Rows) error {
+	return c.Store.Send(ctx, c.DB, pg.Hot, stmt.FindLost, []any{plan.Names(c.plan.Queues), c.plan.Open, among}, pg.Each(func(rows pgx.Rows) error {
 		var n int
 		var ids []int64
 		var lost []int32
@@ -84,12 +82,9 @@ func (c *Claimer) fillQuarantine(ctx context.Context, among int) error {
 		if err := rows.Scan(&n, &ids, &lost, &unknown); err != nil {
 			return err
 		}
-		f := c.feeds[n-1]
-		if f.paused {
-			return nil
+		if q := c.plan.Queues[n-1]; q.Lost(quarantine.Jobs(ids, lost)) {
+			c.warnOf(q, unknown)
 		}
-		c.warnOf(f, unknown)
-		f.quarantine.Saw(quarantine.Jobs(ids, lost))
 		return nil
 	}))
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq/internal/pg"
+	"github.com/onceq/onceq/internal/plan"
 	"github.com/onceq/onceq/internal/stmt"
 	"github.com/onceq/onceq/internal/watch"
 )
@@ -25,7 +26,7 @@ import (
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
 // next poll.
 //
-// A worker that waits has one row in waiters, whatever the number of its queues, unless enough others wait already (dormantFrom).
+// A worker that waits has one row in waiters, whatever the number of its queues, unless enough others wait already (plan.DormantFrom).
 // The row names the queues that are busy. It writes that row only after a notification of its own has arrived, so behind a pooler that drops them nobody sends any.
 // Enqueue wakes one worker that waits, and a call with many jobs as many as have room for them: it notifies the worker's own
 // channel and inserts a row into wakes, both with the caller's commit. From then on no other job of that queue wakes that
@@ -61,7 +62,6 @@ type Listener struct {
 	*Config
 	notOfTx atomic.Bool // no notifications arrive for jobs that were enqueued in a transaction
 	Waits   atomic.Bool // producers know that the run waits for jobs of each open queue, or it is dormant. The claimer sets it
-	leaves  atomic.Bool // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
@@ -76,13 +76,13 @@ type Listener struct {
 }
 
 func newListener(c *Claimer, woken func(string)) *Listener {
-	l := &Listener{Config: &c.Config, queues: names(c.feeds), polls: c.Poll == 0, room: math.MaxInt32}
+	l := &Listener{Config: &c.Config, queues: plan.Names(c.plan.Queues), polls: c.Poll == 0, room: math.MaxInt32}
 	l.Channel, l.Woken, l.Heard, l.Lost = fmt.Sprintf("onceq_%d", l.ID), woken, l.confirm, l.isLost
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
 	l.kinds = pg.Hash(append(slices.Sorted(slices.Values(c.Kinds)), c.Poll.String())...)
-	for _, f := range c.feeds {
-		l.room = min(l.room, f.slots.Count)
+	for _, s := range c.slots {
+		l.room = min(l.room, s.Count)
 	}
 	return l
 }
@@ -94,17 +94,12 @@ func newListener(c *Claimer, woken func(string)) *Listener {
 // because those that were woken do not count. Whoever has come back stays awake for a minute. Jobs
 // that nobody was woken for the looks find, of those that are dormant as of all others that wait.
 
-// leavesNow reports whether what becomes due is left to others. Anybody may call it.
-func (l *Listener) leavesNow() bool { return l.Waits.Load() && l.leaves.Load() }
-
-// announce tells producers that this run waits for jobs of its queues except those that are busy, or that it
-// does not wait. A woken run may get the jobs of the time looks alone, and looking are the queues of which it
-// gets them now. may says that it may become dormant instead. It returns how many others with the same kinds
+// announce tells producers what the row says. It returns how many others with the same kinds
 // and PollInterval wait for all of these queues and were not woken, and how many of them come before this
-// one; it stops counting at dormantFrom. Only those count that have room for as many jobs. They come in an
+// one; it stops counting at plan.DormantFrom. Only those count that have room for as many jobs. They come in an
 // order of random numbers, but not that of the ids: those that come first stay awake, and wake chooses among
 // them by ids.
-func (l *Listener) announce(ctx context.Context, waits, may bool, looks time.Duration, busy, looking []string) (others, before int, err error) {
+func (l *Listener) announce(ctx context.Context, row *plan.Announce) (others, before int, err error) {
 	defer func() {
 		if err == nil {
 			l.Troubles.Works(l.ID, watch.Announce, "")
@@ -112,8 +107,8 @@ func (l *Listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 			l.Troubles.Fails(l.ID, watch.Announce, "", err)
 		}
 	}()
-	until := 3 * announceAgain
-	if !waits {
+	until := 3 * plan.AnnounceAgain
+	if !row.Waits {
 		until = 0
 	}
 	setName := func() error {
@@ -127,12 +122,15 @@ func (l *Listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 		}
 	}
 	l.round++
-	args := []any{l.ID, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], dormantFrom, looks.Milliseconds(), l.kinds, 0, l.polls, looking, may}
+	args := []any{
+		l.ID, l.serves, l.round, l.room, row.Busy, until.Microseconds(), l.queues[0], plan.DormantFrom, row.Looks.Milliseconds(), l.kinds, 0,
+		l.polls, row.Looking, row.MayLeave,
+	}
 	send := func() error {
 		return l.Store.Guarded(ctx, l.DB, stmt.AnnounceRow, args, &l.named, &others, &before, &l.dormant)
 	}
 	if l.dormant { // it asks first whether so many others wait, and listens before it writes its row
-		args[10] = dormantFrom / 2
+		args[10] = plan.DormantFrom / 2
 		if err = send(); err == nil {
 			err = l.listens(ctx)
 		}
@@ -145,6 +143,33 @@ func (l *Listener) announce(ctx context.Context, waits, may bool, looks time.Dur
 		err = setName()
 	}
 	return others, before, err
+}
+
+// announce has the listener write the row.
+func (c *Claimer) announce(ctx context.Context, row *plan.Announce) {
+	c.send(ctx, plan.Upkeep, func() func() {
+		others, before, err := c.Listener.announce(ctx, row)
+		return func() {
+			w := plan.Written{Failed: err != nil, Others: others, Before: before, Dormant: c.Listener.dormant}
+			c.plan.Announced(row, w, time.Now())
+		}
+	})
+}
+
+// passOn wakes another worker for the jobs of a queue.
+func (c *Claimer) passOn(ctx context.Context, q *plan.Queue) {
+	c.send(ctx, plan.Upkeep, func() func() {
+		err := c.Store.Guarded(ctx, c.DB, stmt.WakeOther, []any{q.Name, rand.Int64(), c.ID}, nil)
+		return func() {
+			switch {
+			case err == nil:
+				c.Troubles.Works(c.ID, watch.Announce, "")
+			case ctx.Err() == nil:
+				c.plan.PassOnFailed(q, time.Now())
+				c.Troubles.Fails(c.ID, watch.Announce, "", err)
+			}
+		}
+	})
 }
 
 // listens makes the session listen for a run that is not dormant any longer, and not listen for one that still is: just before it became

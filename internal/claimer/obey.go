@@ -7,49 +7,29 @@ import (
 	"time"
 
 	"github.com/onceq/onceq/internal/paused"
+	"github.com/onceq/onceq/internal/plan"
 )
 
-// obey takes what is known of pauses. A feed of which something was resumed begins anew, because such jobs are before the cursor.
-// What was claimed ahead and is paused now is given back.
+// obey takes what is known of pauses. What was claimed ahead and is paused now is given back.
 func (c *Claimer) obey(p *paused.Set) {
 	if p == nil || p == c.pauses {
 		return
 	}
 	c.pauses = p
-	kinds := p.Open("", c.Kinds)
-	changed := !slices.Equal(kinds, c.kinds)
-	resumed := slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(c.kinds, kind) })
-	c.kinds = kinds
-	c.holdsBack = len(kinds) < len(c.Kinds)
-	for _, f := range c.feeds {
-		paused := len(kinds) == 0 || p.Queues[f.queue]
-		c.holdsBack = c.holdsBack || paused
-		if changed || paused != f.paused {
-			c.obeyIn(f, paused, resumed || f.paused && !paused)
+	open := p.Open("", c.Kinds)
+	for _, q := range c.plan.Paused(open, p.Queues, p.At.Add(paused.Old-paused.Fresh)) {
+		all := len(open) == 0 || p.Queues[q.Name]
+		if s := c.slots[q.N]; all && s.Pooled {
+			c.Shares.WantNone(s)
 		}
+		c.Worker.GiveBack(q.Name, func(kind string, _ time.Time) bool { return all || !slices.Contains(open, kind) })
 	}
-}
-
-// obeyIn takes for one feed that it is paused or open. again says that something of it was resumed.
-func (c *Claimer) obeyIn(f *feed, paused, again bool) {
-	f.paused, f.plan.anew = paused, f.busy && (f.plan.anew || again)
-	f.moves++
-	f.quarantine.Forget()
-	if paused && f.slots.Pooled {
-		c.Shares.WantNone(f.slots)
-	}
-	if again {
-		f.cursor.Restart()
-	}
-	if !paused {
-		c.isDue(f)
-	}
-	c.Worker.GiveBack(f.queue, func(kind string, _ time.Time) bool { return paused || !slices.Contains(c.kinds, kind) })
 }
 
 var errPausesChanged = errors.New("onceq: something was paused or resumed")
 
-// maySend returns errPausesChanged if a claim of these kinds would not be as the pauses say that are known now.
+// maySend returns errPausesChanged if a claim of these kinds would not be as the pauses say that are known
+// now.
 func (c *Claimer) maySend(ctx context.Context, kinds []string, asks []*Ask) error {
 	old := paused.Old
 	if asks[0].Turn != nil {
@@ -65,12 +45,9 @@ func (c *Claimer) maySend(ctx context.Context, kinds []string, asks []*Ask) erro
 	return nil
 }
 
-// readPaused reads what is paused if no look has done that lately and anything of this worker is.
-func (c *Claimer) readPaused(ctx context.Context, now time.Time) bool {
-	if c.pauses == nil || now.Sub(c.pauses.At) < paused.Old-paused.Fresh || now.Before(c.looks.notAgain) || !c.holdsBack {
-		return false
-	}
-	c.send(&c.keeps, func() func() {
+// readPauses reads what is paused.
+func (c *Claimer) readPauses(ctx context.Context) {
+	c.send(ctx, plan.Upkeep, func() func() {
 		_, err := c.Paused.Now(ctx, c.Store, c.DB, paused.Old)
 		return func() {
 			if err != nil {
@@ -78,5 +55,4 @@ func (c *Claimer) readPaused(ctx context.Context, now time.Time) bool {
 			}
 		}
 	})
-	return true
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Slots count a queue's jobs that are in a slot, where a handler runs, or on their way to one: the claimer adds, and
-// the executor subtracts. The claimer alone writes the last two.
+// the executor subtracts. The claimer alone writes the last three.
 type Slots struct {
 	Queue  string
 	Count  int
@@ -24,12 +24,22 @@ type Slots struct {
 	Worked      atomic.Int64              // nanoseconds that they took, added up
 	end         atomic.Pointer[time.Time] // when the claim ended that found no more jobs; nil: there may be some
 	low         atomic.Int64              // when outstanding falls to this, the claimer wants a signal
+	reserved    int64                     // the part of Outstanding that is for the claim under way; the claimer's
 }
 
 // Left is for n jobs that no longer occupy a place.
 func (s *Slots) Left(n int64) {
 	if s.Outstanding.Add(-n) <= s.low.Load() {
 		s.Signal()
+	}
+}
+
+// setEmpty says since when there are no more jobs, as far as is known; zero: there may be some.
+func (s *Slots) setEmpty(since time.Time) {
+	if since.IsZero() {
+		s.end.Store(nil)
+	} else {
+		s.end.Store(&since)
 	}
 }
 

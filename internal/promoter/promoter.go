@@ -314,7 +314,7 @@ func (p *Promoter) restBusy(ctx context.Context, did promoted) bool {
 		}
 		p.returned, latest, p.full = returned, began, min(max(rhythm.Moment, 2*p.full), rhythm.Briefly)
 		var due bool
-		if err := p.Store.QueryRow(ctx, p.DB, stmt.AnyCalls, []any{p.wide.Add(-claimer.CallMargin)}, &due); err != nil || due {
+		if err := p.Store.QueryRow(ctx, p.DB, stmt.AnyCalls, []any{p.wide.Add(-rhythm.CallMargin)}, &due); err != nil || due {
 			p.full = 0
 			return true
 		}
@@ -324,7 +324,7 @@ func (p *Promoter) restBusy(ctx context.Context, did promoted) bool {
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
-// that were called more than claimer.CallMargin ago.
+// that were called more than rhythm.CallMargin ago.
 //
 // A look steps over the calls that were handled since the time from which it looks, where vacuum has not come by. That is much while
 // calls come all the time, above all while somebody holds an old snapshot. So then most looks are brief.
@@ -350,7 +350,7 @@ func (p *Promoter) promote(ctx context.Context) (did promoted, err error) {
 		p.Called(true)
 	}
 	if l.full {
-		p.rescan = began.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*time.Since(began)), claimer.AllCallsEvery))
+		p.rescan = began.Add(min(max(2*rhythm.RescanEvery, rhythm.Twentieth*time.Since(began)), rhythm.AllCallsEvery))
 	}
 	if did.families && ctx.Err() == nil {
 		n, err := lookAtFamilies(ctx, p.Store, p.DB)
@@ -391,7 +391,7 @@ func (p *Promoter) nextLook(began time.Time) callLook {
 	case l.brief:
 		l.from = p.looked.Add(-rhythm.Briefly)
 	case !l.old:
-		l.from = p.wide.Add(-claimer.CallMargin)
+		l.from = p.wide.Add(-rhythm.CallMargin)
 	}
 	return l
 }
@@ -404,8 +404,8 @@ func (p *Promoter) lookedFrom(l callLook, did promoted, now, left time.Time) {
 		case l.brief:
 		case !did.busy:
 			p.wide = now
-		case p.wide.Before(now.Add(-claimer.CallMargin)): // the other promoter may not look back as far
-			p.wide = now.Add(-claimer.CallMargin)
+		case p.wide.Before(now.Add(-rhythm.CallMargin)): // the other promoter may not look back as far
+			p.wide = now.Add(-rhythm.CallMargin)
 		}
 	}
 	if !l.old && !l.brief {
@@ -418,7 +418,7 @@ func (p *Promoter) lookedFrom(l callLook, did promoted, now, left time.Time) {
 }
 
 // isBrief reports whether a look for calls of late that begins now goes back briefly. One that found no calls is followed
-// by one that goes back by claimer.CallMargin.
+// by one that goes back by rhythm.CallMargin.
 func (p *Promoter) isBrief(began time.Time) bool {
 	return p.came && began.Sub(p.back.Ended) < min(10*p.back.Took, rhythm.BriefLongest)
 }

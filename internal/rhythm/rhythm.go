@@ -13,6 +13,9 @@ const (
 	LongestNap   = time.Hour              // of what is woken when there is something to do
 	RescanEvery  = time.Second            // the shortest lease
 
+	CallMargin    = 10 * time.Second // so much later than they were due calls may become visible
+	AllCallsEvery = 30 * time.Second // between two looks for all calls, whatever these cost
+
 	// What is repeated rests for so many times as long as it took, and so takes up no more of the time than
 	Fifth     = 5   // while jobs come often,
 	Twentieth = 20  // while there was work a short time ago,

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"go/ast"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -72,3 +76,46 @@ func TestWalls(t *testing.T) {
 		}
 	}
 }
+
+// TestPlanIsPure fails when the package that decides what is claimed gets a clock, a goroutine or chance of its own.
+func TestPlanIsPure(t *testing.T) {
+	sources, err := read("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	for _, s := range sources {
+		if filepath.Dir(s.path) != "internal/plan" {
+			continue
+		}
+		files++
+		for _, spec := range s.file.Imports {
+			name, _ := strconv.Unquote(spec.Path.Value)
+			if !strings.HasPrefix(name, module+"/") && !slices.Contains([]string{"math", "slices", "strings", "time"}, name) {
+				t.Errorf("%s imports %s", s.path, name)
+			}
+		}
+		ast.Inspect(s.file, func(node ast.Node) bool {
+			what := ""
+			switch node := node.(type) {
+			case *ast.GoStmt, *ast.SelectStmt, *ast.ChanType, *ast.SendStmt:
+				what = "a goroutine or a channel"
+			case *ast.SelectorExpr:
+				from, _ := node.X.(*ast.Ident)
+				if from != nil && from.Name == "time" && !slices.Contains(timeOfPlan, node.Sel.Name) {
+					what = "time." + node.Sel.Name
+				}
+			}
+			if what != "" {
+				t.Errorf("%s: %s", s.set.Position(node.Pos()), what)
+			}
+			return true
+		})
+	}
+	if files == 0 {
+		t.Error("there is no internal/plan")
+	}
+}
+
+// timeOfPlan is what internal/plan may use of package time: no clock.
+var timeOfPlan = []string{"Time", "Duration", "Microsecond", "Millisecond", "Second", "Minute", "Hour"}

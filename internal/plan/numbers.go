@@ -1,4 +1,4 @@
-package claimer
+package plan
 
 import (
 	"time"
@@ -8,15 +8,15 @@ import (
 
 // The numbers that somebody has chosen, each with its reason.
 
-// Who waits for jobs, and how soon it hears of them (listen.go, announce.go, look.go).
+// Who waits for jobs, and how soon it hears of them (announce.go, look.go).
 const (
-	announceAgain = 20 * time.Second        // an announcement is renewed, and counts for three times as long
+	AnnounceAgain = 20 * time.Second        // an announcement is renewed, and counts for three times as long
 	pollListening = 1100 * time.Millisecond // with these renewals not more than a statement a second
 	pollLeaving   = 4 * pollListening       // where many others wait that look too
 	lookFollows   = rhythm.QuietFor + time.Millisecond
 	lookEnough    = 9 * lookFollows // nearly all transactions have ended that began before an announcement
 	lookStalled   = 3 * time.Second // a poll finds what took longer to commit
-	dormantFrom   = 9               // workers that wait: one more makes no job start sooner (BOUNDS.md, wake)
+	DormantFrom   = 9               // workers that wait: one more makes no job start sooner (BOUNDS.md, wake)
 
 	// A worker gets the jobs of a while alone where they come one soon after the other.
 	looksBriefly = 15 * time.Millisecond  // so long it goes on looking, as producers see it,
@@ -33,16 +33,13 @@ const (
 	livelyHold = 2 * time.Millisecond // so long one holds the session, for which claims wait
 )
 
-// Claims (claimer.go, feed.go, rescan.go, obey.go).
+// Claims, looks and rescans (claim.go, queue.go, look.go, rescan.go).
 const (
-	perStatement  = 100                    // queues or jobs in one statement: with more the way there hardly counts
-	lookLongest   = 10 * time.Second       // between two looks at all queues, whatever they cost
-	soonAgain     = time.Millisecond       // the first pause before a queue is asked again
-	prefetchTime  = 25 * time.Millisecond  // jobs for so long are claimed ahead: a claim takes less
-	aheadLongest  = time.Second            // what was claimed ahead waits no longer for a slot, and
-	aheadBacklog  = 15 * time.Second       // no longer than this where it would come behind a backlog
-	turnPatience  = time.Second            // a claim waits no longer for its turn; as in awaitTurn
-	turnAtOnce    = 200 * time.Microsecond // a turn that came sooner was not waited for
-	CallMargin    = 10 * time.Second       // so much later than they were due calls may become visible
-	AllCallsEvery = 30 * time.Second       // between two looks for all calls, whatever these cost
+	perStatement = 100                    // queues or jobs in one statement: with more the way there hardly counts
+	lookLongest  = 10 * time.Second       // between two looks at all queues, whatever they cost
+	soonAgain    = time.Millisecond       // the first pause before a queue is asked again
+	prefetchTime = 25 * time.Millisecond  // jobs for so long are claimed ahead: a claim takes less
+	aheadLongest = time.Second            // what was claimed ahead waits no longer for a slot, and
+	aheadBacklog = 15 * time.Second       // no longer than this where it would come behind a backlog
+	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
 )
