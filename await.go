@@ -41,7 +41,7 @@ const EventWindow = 30 * 24 * time.Hour
 // An event may be emitted before anybody waits for it. It stays for EventWindow; after that it can be emitted again.
 //
 // Emit commits and rolls back with the caller's transaction. It waits while another open transaction emits the same event,
-// or cancels or retries a job that waits for it; it does not wait for handlers. Above READ COMMITTED Postgres may answer
+// or cancels, retries or moves a job that waits for it; it does not wait for handlers. Above READ COMMITTED Postgres may answer
 // 40001 when a job began to wait after the caller's snapshot (IsRetryable).
 func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any) (first bool, err error) {
 	raw, err := encodeJSON("payload", payload)

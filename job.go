@@ -166,7 +166,7 @@ type Job struct {
 	// If the job was started before, has another lane or limit, waits for others, or is finished and its key still taken, nothing is
 	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a
 	// *MismatchError, so that no change is lost silently. A job that failed or was given back counts as started, also after a Redrive. Enqueue
-	// waits while a claim of the job is under way, or a transaction that lets it into its lane. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
+	// waits while a claim of the job is under way, or a transaction that moves it or lets it into its lane. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
 	// with an After cannot replace another, which is an *InvalidError. Nor can one in a batch (EnqueueInBatch).
 	Replace Replace
 

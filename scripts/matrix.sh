@@ -6,7 +6,7 @@
 #   scripts/matrix.sh              all of them
 #   scripts/matrix.sh role exec    some
 #   scripts/matrix.sh -skipped     what is left out: each must fail in its mode
-#   scripts/matrix.sh pairs        every pair of what may happen to a lane or a limit, of which the tests try a part: ten minutes of a core
+#   scripts/matrix.sh pairs        every pair of public calls, and of what may happen to a lane or a limit, of which the tests try a part: half an hour
 #   scripts/matrix.sh citus        on a cluster of Citus (scripts/citus.sh), which is not one of all: it has to be built first
 #
 # A mode leaves out, by name, the tests that depend on something of Postgres, pgx or queuetest that the mode takes away
@@ -114,6 +114,7 @@ for mode; do
 		[ -z "$skipped" ] || { echo "nothing is left out by name with pairs" >&2; continue; }
 		echo "== $mode"
 		ONCEQ_TEST_PAIRS=all go test -count=1 -timeout "${TIMEOUT:-20m}" -run EveryPair .
+		(cd lab && ONCEQ_TEST_PAIRS=all GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-40m}" ./pairs)
 		;;
 	citus)
 		[ -z "$skipped" ] || { echo "nothing is left out by name on citus" >&2; continue; }
