@@ -22,7 +22,7 @@ import (
 // job whose row is locked StateRunning is returned, too. While the outcome of one of its effects (Once) is unknown, it stays
 // in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
 // change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
-// a handler's transaction, but for another open one that asked for the same job to be cancelled while it was held.
+// a handler's transaction, but for an open one that cancels the same held job.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	cancelled, _, err := q.canceller().Jobs(ctx, db, []int64{id}, true, false)
 	switch {

@@ -116,15 +116,13 @@
 //   - EnqueueMany takes keys in their order, but expired ones after those that are absent: in each call, and of more than
 //     2,000 jobs in each part of that size.
 //   - CancelMany, RedriveMany, DiscardMany and ResolveMany (onceqops) keep to the order for all of their jobs.
-//   - Claims, extensions of leases and the Reaper skip locked rows; Lease.Lock and all that ends an attempt wait
-//     for them. An extension changes the job's row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock.
+//   - Claims, extensions and the Reaper skip locked rows; Lease.Lock and what ends an attempt wait for them. An
+//     extension conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock.
 //   - Workers that claim from the same backlog take turns, by an advisory lock for each queue. A claim waits for it at most a second,
 //     and then does without. onceqcron has an advisory lock for the name of a schedule while its row is made.
-//   - A transaction that writes the same fence, event, limit or pause, or asks for the same job to be cancelled,
-//     waits for the first one that did. docs/work/locks.md has the pairs of calls of which one waits.
+//   - Who writes the same fence, event, limit or pause, or cancels the same held job, waits for the first.
 //
-// There are no other advisory locks outside migrations, no table locks, and no session state except an optional LISTEN
-// connection for the workers over one pool.
+// There are no other advisory locks outside migrations, no table locks, no session state but a worker's LISTEN.
 //
 // # What it costs
 //
