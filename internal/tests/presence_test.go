@@ -70,7 +70,7 @@ func TestWorkers_StaleRowsAreReaped(t *testing.T) {
 	start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	eventually(t, "the worker's row", func() bool { return len(workers(t, db)) == 1 })
 	live := workers(t, db)[0].ID
-	sqlRun(t, db, `insert into onceq.workers
+	sqlRun(t, db, `insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
 select n, lease, now() - interval '1 day', now() - n * interval '1 minute', process, schema_version, 'z' || n, version, queues, kinds
   from onceq.workers, unnest(array[2, 4, 70]) n`)
 	var stale []int64

@@ -955,7 +955,7 @@ select q.queue, count(*), count(*) filter (where j.ahead is null),
  order by q.queue;
 
 -- workers.go: readWorkers
-select id, host, process, version, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
+select id, host, process, version, application, schema_version, lease, queues::text, pg_catalog.array_to_json(kinds)::text, started_at, seen_at,
        seen_at < statement_timestamp() - $1::bigint::float8 * interval '1 microsecond', stuck::text, pool::text
   from onceq.workers
  order by host, process, started_at, id;
