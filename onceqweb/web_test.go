@@ -754,14 +754,15 @@ func TestPayloads_LeaveNoTrace(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	// What the pages say of time: a worker that is seen stays so, what is due or paused has been so for long, and nothing is counted.
+	// What the pages say of time: a worker that is seen stays so, what is due or paused has been so for long, and nothing is counted. A
+	// job's timeline goes on.
 	_, err = db.Pool.Exec(t.Context(), `
 with due as (update onceq.jobs set run_at = run_at - interval '1 hour' where run_at < now() and leased_until is null),
 seen as (update onceq.workers set seen_at = seen_at + interval '1 day' where id = $1),
 paused as (update onceq.pauses set paused_at = paused_at - interval '1 day')
 delete from onceq.job_counts`, trouble.StuckWorker)
 	require.NoError(t, err)
-	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min|h)\b(?: \d+ (?:s|min)\b)?|live\?of=overview&amp;v=\d+`)
+	moving := regexp.MustCompile(`<time[^>]*>[^<]*</time>|<span class="quiet">(?:in [^<]*|[^<]* ago|just now)</span>|\d+ (?:s|min|h)\b(?: \d+ (?:s|min)\b)?|live\?of=overview&amp;v=\d+|x="[\d.]+" y="2" width="[\d.]+"|<figcaption class="quiet"><span>[^<]*</span> <span>[^<]*</span></figcaption>`)
 	// A preset of time is another one in the next minute, and as long ago.
 	minute := regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d(?::|%3[Aa])\d\d`)
 	ago := func(text string) string {
